@@ -35,11 +35,11 @@ OPTIONS = ("--epochs=1000000", "--evaluate-every=0", "--checkpoint-every=200")
 _LIMIT = 120.0
 #: What is measured from the kill of a rank on, and the bar in seconds.
 PARTS = {
-    "the control node knows": "3",
+    "the control node detects it": "3",
     "the gang is stopped": "10",
     "the next attempt's first step": "",
     "a fresh start's first step": "",
-    "later than a fresh start's": "10",
+    "difference to a fresh start": "10",
 }
 
 
@@ -85,20 +85,20 @@ def killed_rank(task: str) -> dict[str, float]:
             os.kill(rank_pid(root, "killed", task), signal.SIGKILL)
             killed = time.time()
             found = {"the gang is stopped": _wait(stopped) - killed}
-            found["the control node knows"] = command.wait_for(failed)["t"] - killed
+            found["the control node detects it"] = command.wait_for(failed)["t"] - killed
             again = _wait(lambda: first_step(2)) - killed
         finally:
             stop(lab, "killed")
             command.end(_LIMIT)
         found |= {"the next attempt's first step": again, "a fresh start's first step": fresh}
-        found["later than a fresh start's"] = again - fresh
+        found["difference to a fresh start"] = again - fresh
         return {part: round(seconds, 2) for part, seconds in found.items()}
 
 
 def faults(rounds: int) -> None:
     """Seconds from the kill of a rank until it is known, its gang stopped, a new one trains."""
     (taken,) = in_turns(rounds, TASKS[1:], killed_rank).values()
-    print_header("a rank is killed, until", "s: median (least to most)", "bar, s")
+    print_header("time after a rank is killed, until", "s: median (least to most)", "limit, s")
     for name, bar in PARTS.items():
         print_row(name, spread([found[name] for found in taken]), bar)
 
@@ -107,7 +107,7 @@ RANKS = 8
 #: What is stopped, the arguments of its script, and the bar in seconds.
 JOBS = {
     "8 ranks": ("", "5"),
-    "8 ranks that ignore TERM": ("--deaf", "35"),
+    "8 ranks that ignore SIGTERM": ("--deaf", "35"),
     "8 ranks that have ended": (None, ""),
 }
 
@@ -140,7 +140,8 @@ def stops(rounds: int) -> None:
                 if left := ssh_processes(bed):
                     raise RuntimeError(f"a stop has left {left}")
     nothing = median(taken["8 ranks that have ended"])
-    print_header("stop of", "s: median (least to most)", "of a stop with nothing to do", "bar, s")
+    ratio = "ratio to a stop with nothing to do"
+    print_header("stop of", "s: median (least to most)", ratio, "limit, s")
     for kind, (_, bar) in JOBS.items():
         values = taken[kind]
         print_row(kind, spread(values), f"{median(values) / nothing:.2f}", bar)
@@ -161,7 +162,7 @@ def _set_up(bed: Testbed) -> str:
 def setup(rounds: int) -> None:
     """Seconds that playbooks/setup.yml takes on 4 and on 16 SSH hosts in Docker that are ready."""
     medians: dict[int, float] = {}
-    print_header("ready hosts", "s: median (least to most)", "of 4 hosts")
+    print_header("ready hosts", "s: median (least to most)", "ratio to 4 hosts")
     for count in COUNTS:
         given: dict[str, Any] = {"mounts": tensorflow_mounts("3.11"), "systemd": True}
         with scratch() as folder, running_testbed(count, folder, **given) as bed:
@@ -197,7 +198,8 @@ def _cpu() -> float:
 
 def doctor(rounds: int) -> None:
     """Seconds that the doctor takes for 4, 16 and 48 SSH hosts in Docker."""
-    print_header("doctor", "hosts", "s: median (least to most)", "bar", "CPU s here, a host")
+    cpu_title = "CPU s on the control node, per host"
+    print_header("doctor", "hosts", "s: median (least to most)", "limit, s", cpu_title)
     for count in EXAMINED_HOSTS:
         with scratch() as folder, running_testbed(count, folder) as bed:
             lab = Lab(bed.write_inventory({"worker": bed.hosts}), folder / "runs", {})
@@ -224,7 +226,7 @@ def prediction(rounds: int) -> None:
     quarter of an hour, as root, and only where it is asked for.
     """
     limits = [f"--cpu-period={_SLICE_US}", f"--cpu-quota={int(_PART * _SLICE_US)}"]
-    print_header("network", "link", "hosts", "ms a step", "predicted", "ratio")
+    print_header("network", "link", "hosts", "ms per step", "predicted", "ratio")
     with scratch() as folder, tensorflow_testbed(4, folder, folder, limits) as bed:
         lab = Lab(bed.write_inventory({"worker": bed.hosts}), folder / "runs", {})
         for rate in LINKS:

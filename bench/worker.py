@@ -158,7 +158,7 @@ def memory_kept_ms(network: str, kept: bool) -> float:
 
 def allocator(rounds: int) -> None:
     """Milliseconds of a step on one CPU with a job's options of the allocator and without."""
-    ranks.print_header("network", "ms a step", "with glibc's defaults", "times faster")
+    ranks.print_header("network", "ms per step", "with glibc's defaults", "times faster")
     for network in NETWORKS:
         found = ranks.in_turns(rounds, (True, False), partial(memory_kept_ms, network))
         kept, returned = (median(found[case]) for case in (True, False))
@@ -172,7 +172,7 @@ def exchange(rounds: int) -> None:
     if os.geteuid():
         raise SystemExit("bench exchange makes network namespaces: run it as root")
     cases = [(n, w, r) for n in NETWORKS for w in (2, 4) for r in RATES]
-    times = ("float32, ms a step", "bfloat16", "times faster")
+    times = ("float32, ms per step", "bfloat16", "times faster")
     ranks.print_header("network", "workers", "link", *times)
     for case in cases:
         found = ranks.in_turns(rounds, PRECISIONS, partial(step_ms, *case))
@@ -226,7 +226,7 @@ def memory(rounds: int) -> None:
     """MiB that training takes with --accumulate, against plain batches."""
     found = ranks.in_turns(rounds, CASES, most_mb)
     plain = median(found[CASES[0]])
-    ranks.print_header("batch", "parts", "MiB at most", "of a plain batch of the part's size")
+    ranks.print_header("batch", "parts", "peak MiB", "ratio to a plain batch of the part's size")
     for case, values in found.items():
         middle = median(values)
         ranks.print_row(*case, f"{middle:.0f}", f"{middle / plain:.2f}")

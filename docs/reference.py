@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 ROLES = Path(__file__).resolve().parents[1] / "roles"
-#: In the order in which setup.yml takes them.
+#: In the order in which setup.yml runs them.
 ORDER = (
     *("train_job", "tensorflow", "training_host", "clock_sync", "nvidia_driver"),
     *("training_data", "ssh_keys", "firewall"),
@@ -20,14 +20,14 @@ _MARKUP = re.compile(r"\b[CEOV]\(([^()]+)\)")
 INTRODUCTION = """\
 # Variables
 
-All variables of all roles, by entry point. The page is made by `make reference` from the
-specifications (`roles/*/meta/argument_specs.yml`) against which Ansible checks what a role gets;
-`ansible-doc -t role ROLE` shows the same. Where variables are set, and which are used most:
-[Your hosts](hosts.md#variables). `setup_roles` and `teardown_roles` are variables of playbooks:
-[What setup does](hosts.md#what-setup-does).
+This page lists all variables of all roles, by entry point. `make reference` generates it from
+`roles/*/meta/argument_specs.yml`, which Ansible also uses to check the variables.
+`ansible-doc -t role ROLE` shows the same descriptions. [Your hosts](hosts.md#variables) explains
+where to set variables, and lists the most common ones. `setup_roles` and `teardown_roles` are
+variables of playbooks: see [What setup does](hosts.md#what-setup-does).
 
-A variable that holds for a rank may differ between hosts, in `host_vars` and `group_vars`. One that
-holds for the gang must be the same for all hosts of a job: if it differs, the job is refused before
+A variable with the scope `rank` may differ between hosts, in `host_vars` and `group_vars`. One with
+the scope `gang` must be the same for all hosts of a job. If it differs, the job is rejected before
 it starts.
 """
 #: The list of variables that may differ between the ranks of a gang, in the role's vars/main.yml.
@@ -41,7 +41,7 @@ def text_of(description: str | list[str]) -> str:
 
 
 def scopes() -> dict[str, str]:
-    """Return what each variable of a job holds for: the gang, or a rank."""
+    """Return the scope of each variable of a job: ``gang`` or ``rank``."""
     role = ROLES / "train_job"
     specs = yaml.safe_load((role / "meta/argument_specs.yml").read_text("utf-8"))
     for_rank = yaml.safe_load((role / "vars/main.yml").read_text("utf-8"))[RANK_VARIABLES]
@@ -52,7 +52,7 @@ def scopes() -> dict[str, str]:
 def rows(
     options: dict[str, Any], defaults: dict[str, Any], before: str = ""
 ) -> Iterator[tuple[str, ...]]:
-    """Yield name, type, default and meaning of options and of those within them."""
+    """Yield name, type, default and meaning of options and of their nested options."""
     for name, option in options.items():
         default = defaults.get(name, option.get("default"))
         shown = "" if default is None else "empty" if default == "" else f"`{code(default)}`"
@@ -69,7 +69,7 @@ def rows(
 
 
 def code(value: object) -> str:
-    """Return a value as one writes it in YAML."""
+    """Return a value as it is written in YAML."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -88,11 +88,11 @@ def page() -> Iterator[str]:
             new = {name: option for name, option in options.items() if known.get(name) != option}
             same = ", ".join(f"`{name}`" for name in options if name not in new)
             known = {**new, **known}
-            takes = f" It takes {same}{', and:' if new else '.'}" if same else ""
+            takes = f" Variables: {same}{', and:' if new else '.'}" if same else ""
             yield f"**`{entry}`**: {spec['short_description']}.{takes}\n"
             if new and (role, entry) == ("train_job", "main"):
                 known_scopes = scopes()
-                yield "| Variable | Holds for | Type | Default | Meaning |\n|---|---|---|---|---|"
+                yield "| Variable | Scope | Type | Default | Meaning |\n|---|---|---|---|---|"
                 for name, *row in rows(new, defaults):
                     yield f"| {name} | {known_scopes[name.strip('`')]} | {' | '.join(row)} |"
                 yield ""

@@ -1,4 +1,4 @@
-"""A training loop of its own on several workers, with Keras 3, whose fit has one worker only."""
+"""A custom training loop on several workers, with Keras 3, whose fit supports one worker only."""
 
 import argparse
 import json
@@ -12,7 +12,7 @@ import tensorflow as tf
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--epochs", type=int, default=5)
 parser.add_argument("--steps-per-epoch", type=int, default=100)
-parser.add_argument("--batch-size", type=int, default=128, help="of all workers together")
+parser.add_argument("--batch-size", type=int, default=128, help="global batch size")
 args = parser.parse_args()
 
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
@@ -20,7 +20,7 @@ tf.keras.utils.set_random_seed(0)
 
 
 def make_dataset():
-    """Return batches of points and of the quadrant in which each of them lies."""
+    """Return batches of points and their quadrants."""
     points = np.random.default_rng(0).uniform(-1, 1, (10_000, 2)).astype("float32")
     quadrants = 2 * (points[:, 0] > 0) + (points[:, 1] > 0)
     dataset = tf.data.Dataset.from_tensor_slices((points, quadrants.astype("int64")))
@@ -56,7 +56,7 @@ def replica_step(points, quadrants):
 
 @tf.function
 def train_step(batch):
-    """Train all replicas on one batch; return the loss and the accuracy over all of it."""
+    """Train all replicas on one batch; return loss and accuracy of the whole batch."""
     loss, hits = strategy.run(replica_step, args=batch)
     total = tf.distribute.ReduceOp.SUM
     accuracy = strategy.reduce(total, hits, axis=None) / args.batch_size
@@ -64,7 +64,7 @@ def train_step(batch):
 
 
 def report(**record):
-    """Append a line to the file from which the launcher shows the progress, if there is one."""
+    """Append a line to the launcher's progress file, if there is one."""
     if "TRAIN_PROGRESS_FILE" in os.environ:
         with Path(os.environ["TRAIN_PROGRESS_FILE"]).open("a") as stream:
             stream.write(json.dumps({"phase": "training", **record}) + "\n")
@@ -81,6 +81,6 @@ for step, batch in zip(range(1, steps + 1), dataset, strict=False):
     if step % args.steps_per_epoch == 0:
         print(f"step {step}: loss {loss:.4f}, accuracy {accuracy:.3f}", flush=True)
 
-print("trained on synthetic points: loss and accuracy say nothing about real data", flush=True)
+print("trained on synthetic data: loss and accuracy do not apply to real data", flush=True)
 norm = sum(float(tf.norm(variable)) for variable in model.trainable_variables)
 print(f"sum of the norms of the weights, the same in every worker: {norm:.6f}")

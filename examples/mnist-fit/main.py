@@ -1,4 +1,4 @@
-"""Multi-worker training with Keras' fit: TensorFlow's tutorial, which resumes after a restart."""
+"""TensorFlow's tutorial on multi-worker training with Keras fit; it resumes after a restart."""
 
 import argparse
 import json
@@ -28,7 +28,7 @@ global_batch_size = args.per_worker_batch_size * num_workers
 multi_worker_dataset = mnist.mnist_dataset(global_batch_size)
 
 with strategy.scope():
-    # Model building and compiling have to be under the strategy's scope.
+    # Build and compile the model within the strategy's scope.
     multi_worker_model = mnist.build_and_compile_cnn_model()
 
 # Both callbacks run in every worker, and write on the chief only.
@@ -44,7 +44,7 @@ multi_worker_model.fit(
     callbacks=callbacks,
 )
 
-# Every worker has to save, since saving may exchange variables; only the chief's copy is kept.
+# Every worker has to save, because saving may exchange variables. Only the chief's copy is kept.
 folder = Path(os.environ.get("TRAIN_MODEL_DIR", "model") if is_chief else tempfile.mkdtemp())
 folder.mkdir(parents=True, exist_ok=True)
 multi_worker_model.save(folder / "mnist.keras")

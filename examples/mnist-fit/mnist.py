@@ -9,7 +9,7 @@ MNIST = Path("~/.keras/datasets/mnist.npz").expanduser()
 
 
 def mnist_data():
-    """Return MNIST's images and labels, or made-up ones where Keras has no MNIST on this host."""
+    """Return MNIST's images and labels, or generated ones if Keras has no MNIST on this host."""
     if MNIST.exists():
         (x_train, y_train), _ = tf.keras.datasets.mnist.load_data()
         return x_train / np.float32(255), y_train.astype(np.int64)

@@ -1,4 +1,4 @@
-"""Training on one host: on one GPU, on chosen ones or on all, with one process."""
+"""Trains on one host in one process: on one GPU, on selected GPUs, or on all."""
 
 import argparse
 
@@ -6,15 +6,15 @@ import numpy as np
 import tensorflow as tf
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--gpus", help="which ones, such as 0,1 (default: all)")
-parser.add_argument("--batch-size", type=int, default=128, help="of all GPUs together")
+parser.add_argument("--gpus", help="indices of the GPUs, such as 0,1 (default: all)")
+parser.add_argument("--batch-size", type=int, default=128, help="global batch size of all GPUs")
 parser.add_argument("--epochs", type=int, default=3)
 args = parser.parse_args()
 
 kind = "GPU"
 if not tf.config.list_physical_devices("GPU"):
     kind = "CPU"
-    print("no GPU here: two devices on the CPU stand in for two GPUs")
+    print("no GPU here: using two devices on the CPU instead")
     (cpu,) = tf.config.list_physical_devices("CPU")
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 
@@ -55,4 +55,4 @@ with strategy.scope():
     )
 
 model.fit(dataset, epochs=args.epochs, verbose=2)
-print("trained on synthetic numbers: loss and accuracy say nothing about real data")
+print("trained on synthetic data: loss and accuracy do not apply to real data")

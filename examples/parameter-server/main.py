@@ -11,7 +11,7 @@ import tensorflow as tf
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--epochs", type=int, default=5)
 parser.add_argument("--steps-per-epoch", type=int, default=100)
-parser.add_argument("--batch-size", type=int, default=64, help="of each step, on one worker")
+parser.add_argument("--batch-size", type=int, default=64, help="per step, on one worker")
 args = parser.parse_args()
 
 resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
@@ -23,14 +23,14 @@ if resolver.task_type in ("worker", "ps"):
         protocol=resolver.rpc_layer or "grpc",
     )
     print(f"{resolver.task_type} {resolver.task_id} serves the chief", flush=True)
-    server.join()  # never returns: the launcher ends it once the chief has ended
+    server.join()  # never returns: the launcher stops it after the chief has completed
 
 strategy = tf.distribute.ParameterServerStrategy(resolver)
 coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
 
 
 def dataset_fn(_context):
-    """Return a worker's own endless batches: points, and the sum of their coordinates."""
+    """Return endless batches of one worker: points, and the sum of their coordinates."""
     points = np.random.default_rng().uniform(-1, 1, (10_000, 4)).astype("float32")
     sums = points.sum(axis=1, keepdims=True)
     dataset = tf.data.Dataset.from_tensor_slices((points, sums))
@@ -39,13 +39,13 @@ def dataset_fn(_context):
 
 @tf.function
 def per_worker_dataset_fn():
-    """Return the dataset as one worker has it."""
+    """Return the dataset of one worker."""
     return strategy.distribute_datasets_from_function(dataset_fn)
 
 
 per_worker_iterator = iter(coordinator.create_per_worker_dataset(per_worker_dataset_fn))
 
-with strategy.scope():  # the variables lie on the parameter servers
+with strategy.scope():  # variables are stored on the parameter servers
     model = tf.keras.Sequential([tf.keras.Input((4,)), tf.keras.layers.Dense(1)])
     optimizer = tf.keras.optimizers.SGD(0.05)
     loss = tf.keras.metrics.Mean()
@@ -53,7 +53,7 @@ with strategy.scope():  # the variables lie on the parameter servers
 
 @tf.function
 def train_step(iterator):
-    """Train on one batch, on whichever worker is free."""
+    """Train on one batch, on any free worker."""
 
     def replica_step(points, sums):
         with tf.GradientTape() as tape:
@@ -67,7 +67,7 @@ def train_step(iterator):
 
 
 def report(**record):
-    """Append a line to the file from which the launcher shows the progress, if there is one."""
+    """Append a line to the launcher's progress file, if there is one."""
     if "TRAIN_PROGRESS_FILE" in os.environ:
         with Path(os.environ["TRAIN_PROGRESS_FILE"]).open("a") as stream:
             stream.write(json.dumps({"phase": "training", **record}) + "\n")
@@ -84,4 +84,4 @@ for epoch in range(1, args.epochs + 1):
     report(
         step=epoch * steps, steps=args.epochs * steps, epoch=epoch, epochs=args.epochs, loss=value
     )
-print("trained on synthetic points: the loss says nothing about real data", flush=True)
+print("trained on synthetic data: the loss does not apply to real data", flush=True)

@@ -1,4 +1,4 @@
-"""CIFAR-10 from its published files, with the usual augmentation, or a synthetic stand-in."""
+"""Loads CIFAR-10 from its published files with the usual augmentation, or synthetic images."""
 
 import pickle
 from pathlib import Path
@@ -10,7 +10,7 @@ MEAN, STD = (125.3, 123.0, 113.9), (63.0, 62.1, 66.7)
 
 
 def load(data_dir):
-    """Return images (uint8, [n, 32, 32, 3]) and labels [n]: to train on, and to test on."""
+    """Return images (uint8, [n, 32, 32, 3]) and labels [n] for training, and for testing."""
     if not data_dir:
         print("no --data-dir: training on synthetic images of the same shape")
         return synthetic(6_400), synthetic(1_280)
@@ -26,7 +26,7 @@ def load(data_dir):
 
 
 def synthetic(count):
-    """Return made-up images whose class is their brightness, and their labels."""
+    """Return generated images, whose class is their brightness, and their labels."""
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 10, count)
     noise = rng.integers(0, 64, (count, 32, 32, 3))
@@ -34,19 +34,19 @@ def synthetic(count):
 
 
 def augment(image, label):
-    """Move an image by up to four pixels and flip half of them."""
+    """Shift an image by up to four pixels, and flip half of the images."""
     image = tf.image.resize_with_crop_or_pad(image, 40, 40)
     image = tf.image.random_crop(image, [32, 32, 3])
     return tf.image.random_flip_left_right(image), label
 
 
 def normalize(image, label):
-    """Return an image whose colours have mean 0 and deviation 1 over the training set."""
+    """Normalize an image to mean 0 and deviation 1 of each color over the training set."""
     return (tf.cast(image, tf.float32) - MEAN) / STD, label
 
 
 def datasets(data_dir, batch_size):
-    """Return endless batches to train on, how many make an epoch, and the batches to test on."""
+    """Return endless training batches, their number per epoch, and the test batches."""
     (images, labels), test = load(data_dir)
     train = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(len(images)).repeat()
     train = train.map(augment, tf.data.AUTOTUNE).map(normalize, tf.data.AUTOTUNE)

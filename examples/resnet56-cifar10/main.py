@@ -1,4 +1,4 @@
-"""ResNet-56 on CIFAR-10 with several workers: He et al. 2015, section 4.2, with Keras' fit."""
+"""ResNet-56 on CIFAR-10 with several workers: He et al. 2015, section 4.2, with Keras fit."""
 
 import argparse
 import os
@@ -9,11 +9,11 @@ import tensorflow as tf
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument(
-    "--data-dir", help="folder that holds cifar-10-batches-py (default: synthetic images)"
+    "--data-dir", help="folder that contains cifar-10-batches-py (default: synthetic images)"
 )
 parser.add_argument("--epochs", type=int, default=182)
-parser.add_argument("--steps-per-epoch", type=int, help="at most (default: all images)")
-parser.add_argument("--batch-size", type=int, default=128, help="of all workers together")
+parser.add_argument("--steps-per-epoch", type=int, help="maximum (default: all images)")
+parser.add_argument("--batch-size", type=int, default=128, help="global batch size")
 parser.add_argument("--depth", type=int, default=56, help="6n + 2: 20, 32, 44, 56 or 110")
 args = parser.parse_args()
 
@@ -26,7 +26,7 @@ steps = min(steps, args.steps_per_epoch or steps)
 
 
 def schedule(epoch):
-    """Return the tutorial's learning rate: a tenth after 91 epochs, a hundredth after 136."""
+    """Return the learning rate: a tenth after 91 epochs, a hundredth after 136."""
     rate = 0.1 * args.batch_size / 128
     return rate * (1 if epoch < 91 else 0.1 if epoch < 136 else 0.01)
 

@@ -1,4 +1,4 @@
-"""A data set for TensorFlow Datasets that needs no download: the training program's digits."""
+"""A TensorFlow Datasets data set that needs no download: the training program's digits."""
 
 from pathlib import Path
 

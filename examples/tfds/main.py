@@ -1,4 +1,4 @@
-"""Training on a data set that TensorFlow Datasets has prepared: each worker reads its own part."""
+"""Trains on a prepared TensorFlow Datasets data set, of which each worker reads its own part."""
 
 import argparse
 
@@ -6,8 +6,8 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--data-dir", required=True, help="where it was prepared, the same everywhere")
-parser.add_argument("--dataset", default="digits", help="its name, such as mnist")
+parser.add_argument("--data-dir", required=True, help="the prepared data, same path on all hosts")
+parser.add_argument("--dataset", default="digits", help="name of the data set, such as mnist")
 parser.add_argument("--epochs", type=int, default=10)
 parser.add_argument("--per-worker-batch-size", type=int, default=50)
 args = parser.parse_args()
@@ -17,7 +17,7 @@ builder = tfds.builder(args.dataset, data_dir=args.data_dir)
 
 
 def dataset_fn(context):
-    """Return the batches of one worker, from its own, equal part of the examples."""
+    """Return the batches of one worker, from its equal share of the examples."""
     parts = tfds.even_splits("train", context.num_input_pipelines, drop_remainder=True)
     part = parts[context.input_pipeline_id]
     dataset = builder.as_dataset(split=part, as_supervised=True, shuffle_files=True)

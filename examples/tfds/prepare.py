@@ -1,4 +1,4 @@
-"""Writes the data set once, as TFRecord files, into a folder that all hosts see."""
+"""Writes the data set once, as TFRecord files, into a folder that all hosts share."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What runs on the hosts: Linux, the standard library only, Python 3.8 and newer.
+"""Programs that run on the hosts: Linux, Python 3.8 or newer, standard library only.
 
-Imports are relative. The control node imports names from here, nothing here from the control node.
+Imports are relative. The control node imports names from here, but never the reverse.
 """

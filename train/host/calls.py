@@ -1,6 +1,6 @@
 """The calls that the launcher makes on a host: functions that take and return records.
 
-``root`` is the folder that holds ``jobs/``, ``check`` whether to change nothing.
+``root`` is the folder that contains ``jobs/``. With ``check``, nothing is changed.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from .masking import Mask
 
 
 def state(params: Params) -> Result:
-    """Return what this host knows of a rank: ``rank`` (records.RankInfo or None), ``state`` (see
-    ranks.observe), the last ``progress`` record and ``last_line`` of the log; ``more`` has the same
-    of further ranks that the inventory host answers for.
+    """Return the state of a rank on this host.
+
+    The result has ``rank`` (records.RankInfo or None), ``state`` (see ranks.observe), the last
+    ``progress`` record and ``last_line`` of the log. ``more`` has the same for further ranks that
+    the inventory host answers for.
 
     Args:
         params: ``root``; ``host``, the rank's inventory host, and ``beside`` and ``names``, see
             ranks.find; ``job``, empty for the newest with a rank of this host; ``manifest``,
-            whether to return what the host keeps of the job.
+            whether to return the job's manifest on this host.
     """
     root, job = records.expand(params["root"]), str(params.get("job") or "")
     manifest = None
@@ -44,7 +46,7 @@ def _find(params: Params) -> List[str]:
 
 
 def _state_of(rank_dir: str) -> Result:
-    """Return what is known of the rank of a folder."""
+    """Return the state of the rank in a folder, see ``state``."""
     progress: records.Progress = {}
     for record in ranks.progress(rank_dir):
         progress = records.with_earlier(record, progress)
@@ -59,20 +61,21 @@ def _state_of(rank_dir: str) -> Result:
 
 
 def stop(params: Params) -> Result:
-    """End every process of a rank (TERM, grace, KILL), and return the ``stop_report``, see
-    ranks.stop; with CallError, if something of the rank is left. ``more`` has the reports of
+    """End every process of a rank (SIGTERM, grace period, SIGKILL) and return a ``stop_report``.
+
+    See ranks.stop. Raise CallError if anything of the rank is left. ``more`` has the reports of
     further ranks that the inventory host answers for.
 
     Args:
         params: ``root`` and ``job``; ``host``, ``beside`` and ``names``, as for ``state``;
-            ``grace`` in seconds; ``reason``, for the rank's state; ``for_good``, whether no later
-            attempt may start: between two attempts the job has no rank that could be stopped;
-            ``lease_dir``, to give back what the job has taken for ranks that have not started;
-            ``attempt``, where a later one is to be left alone.
+            ``grace`` in seconds; ``reason``, for the rank's state; ``for_good``, whether to prevent
+            later attempts (between two attempts, the job has no rank that could be stopped);
+            ``lease_dir``, to release the leases of ranks that have not started; ``attempt``, to
+            leave ranks of later attempts running.
     """
     check, for_good = bool(params["check"]), bool(params.get("for_good"))
     found = _find(params)
-    if "attempt" in params:  # another control node has started a later one
+    if "attempt" in params:  # another control node may have started a later one
         found = [
             rank_dir
             for rank_dir in found
@@ -83,7 +86,7 @@ def stop(params: Params) -> Result:
             told = os.path.join(job_dir, records.TOLD_TO_STOP_FILE)
             about = {"at": round(time.time(), 3), "reason": params["reason"]}
             records.write_json(told, about)
-    # A supervisor that starts from now on ends at once.
+    # A supervisor that starts after this point ends at once.
     stopped = _stop_ranks(found, params, check, for_good)
     first = stopped[0] if stopped else _no_report()
     if for_good and params.get("lease_dir") and not check:
@@ -102,8 +105,9 @@ def stop(params: Params) -> Result:
 
 
 def stop_request(params: Params) -> Result:
-    """Return how a job was stopped for good on this host, in words after its name: ``stopped``;
-    empty if it was not.
+    """Return how a job was permanently stopped on this host.
+
+    ``stopped`` is text to follow the job's name, or empty if the job was not stopped.
 
     Args:
         params: ``root`` and ``job``.
@@ -119,17 +123,17 @@ def stop_request(params: Params) -> Result:
 def _stop_ranks(
     found: List[str], params: Params, check: bool, for_good: bool
 ) -> List[records.StopReport]:
-    """Stop the ranks of some folders together: each may take as long as its grace."""
+    """Stop the ranks of several folders in parallel: each may take its whole grace period."""
     if len(found) < 2:
         return [_stop_rank(rank_dir, params, check, for_good) for rank_dir in found]
-    from concurrent.futures import ThreadPoolExecutor  # takes time to import
+    from concurrent.futures import ThreadPoolExecutor  # slow to import
 
     with ThreadPoolExecutor(len(found)) as pool:
         return list(pool.map(lambda path: _stop_rank(path, params, check, for_good), found))
 
 
 def _has_changed(report: records.StopReport, check: bool) -> bool:
-    """Return whether a stop has changed anything, or would."""
+    """Return whether a stop has changed anything, or would change it in check mode."""
     left = bool(report["remaining"]) if check else bool(report["ended"])
     return report["was"] in records.ALIVE_PHASES or left or bool(report["given_back"])
 
@@ -148,7 +152,7 @@ def _no_report() -> records.StopReport:
 
 
 def _stop_rank(rank_dir: str, params: Params, check: bool, for_good: bool) -> records.StopReport:
-    """Stop the rank of a folder and return the report."""
+    """Stop the rank in a folder and return the report."""
     report = _no_report()
     seen, reported = ranks.observe(rank_dir), ranks.reported(rank_dir)
     report["was"] = report["phase"] = reported["phase"]
@@ -156,7 +160,7 @@ def _stop_rank(rank_dir: str, params: Params, check: bool, for_good: bool) -> re
         report["remaining"] = sorted(ranks.processes_of(rank_dir))
     elif seen["phase"] != ranks.ABSENT:
         return ranks.stop(rank_dir, float(params["grace"]), params["reason"])
-    else:  # made ready, and not started
+    else:  # staged, but not started
         spec = ranks.specification(rank_dir)
         if for_good and spec:
             ranks.write_unstarted(rank_dir, spec, params["reason"])
@@ -166,7 +170,7 @@ def _stop_rank(rank_dir: str, params: Params, check: bool, for_good: bool) -> re
 
 
 def _problem(task: str, report: records.StopReport) -> str:
-    """Return what a stop has left of a rank; empty for nothing."""
+    """Return a message about remaining parts of a stopped rank, or an empty text."""
     port = report["port"]
     if report["remaining"]:
         return "processes %s of %s do not end" % (", ".join(map(str, report["remaining"])), task)
@@ -177,8 +181,8 @@ def _problem(task: str, report: records.StopReport) -> str:
     return ""
 
 
-#: The calls: modules of this package and their functions. The host compiles what it imports, so
-#: that it imports the module of the one call.
+#: The calls, as modules of this package and their functions. Only the module of the call is
+#: imported, because the host has to compile it.
 CALLS = {
     "check_host": "preflight.check",
     "check_up": "checkup.check",
@@ -201,7 +205,7 @@ CALLS = {
 
 
 def find(call: str) -> Callable[[Params], Result]:
-    """Return the function of a call; KeyError if there is no such call."""
+    """Return the function of a call. Raise KeyError if there is no such call."""
     module, _, name = CALLS[call].partition(".")
     found: Callable[[Params], Result]
     found = getattr(importlib.import_module("." + module, __package__), name)
@@ -209,7 +213,7 @@ def find(call: str) -> Callable[[Params], Result]:
 
 
 def main(params: Params) -> None:
-    """Print what the call that ``params`` name returns, as JSON, and exit: with 1 if it failed."""
+    """Run the call in ``params``, print its result as JSON, and exit (with 1 if it failed)."""
     result: Result = {"changed": False}
     try:
         result.update(find(params["call"])(params))

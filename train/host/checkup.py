@@ -1,4 +1,4 @@
-"""What a host is and has, for the doctor: facts alone, judged on the control node."""
+"""Collects facts about a host for the doctor, which judges them on the control node."""
 
 from __future__ import annotations
 
@@ -36,16 +36,18 @@ from .errors import Params, Result
 from .processes import read_text
 from .threads import ask_all
 
-#: Seconds in which the load of others is sampled; how long they have run; times a loop is timed.
+#: Seconds for which other load is sampled; minimum age of the processes in seconds; repetitions of
+#: the timed loop.
 SAMPLE_S, SETTLED_S, LOOPS = 0.3, 10.0, 20
-#: Of the time that a process waits for a core, so many times what it gets counts at most.
+#: The wait of a process for a core counts at most this many times its CPU time.
 WAITED = 8.0
-#: Ports after the rank's own that are tried where that one is in use.
+#: Number of ports after the rank's own to try if that is in use.
 SPARE_PORTS = 50
-#: Seconds that nvidia-smi, an import of TensorFlow and all names may take; MiB that are written.
+#: Time limits in seconds of nvidia-smi, of the import of TensorFlow and of resolving all names; MiB
+#: to write.
 SMI_S, IMPORT_S, RESOLVE_S, WRITTEN_MB = 15.0, 120.0, 15.0, 16
 _SIOCGIFADDR = 0x8915
-#: Packages whose versions are compared.
+#: Packages to compare by version.
 _PACKAGES = ("tensorflow", "tensorflow_cpu", "keras", "tf_keras", "numpy", "protobuf", "grpcio")
 _IMPORT = """
 import json, os, time, timeit
@@ -72,7 +74,7 @@ _GPU_FIELDS = (
 
 
 class Interface(TypedDict):
-    """A network interface: its IPv4 ``addresses``, ``speed`` in Mbit/s (0: not known), ``mtu``."""
+    """A network interface: its IPv4 ``addresses``, ``speed`` in Mbit/s (0: unknown), ``mtu``."""
 
     addresses: List[str]
     speed: int
@@ -80,7 +82,7 @@ class Interface(TypedDict):
 
 
 class Imported(TypedDict, total=False):
-    """What TensorFlow reports of itself; ``error`` is why it could not."""
+    """Properties that TensorFlow reports; ``error`` is why it could not be imported."""
 
     version: str
     seconds: float
@@ -91,7 +93,7 @@ class Imported(TypedDict, total=False):
 
 
 class Checkup(TypedDict):
-    """A host. Sizes are in MiB, rates in MiB/s; 0 or an empty text stands for what is not known."""
+    """Facts about a host. Sizes are in MiB, rates in MiB/s; 0 or an empty text means unknown."""
 
     machine: str
     host_python: str
@@ -108,23 +110,23 @@ class Checkup(TypedDict):
     root: str
     free: int
     write_error: str
-    write_rate: float  # with fsync; 0 where it was not measured
+    write_rate: float  # with fsync; 0 if not measured
     nofile: int
-    proxy: str  # the variable that sends gRPC of a login to a proxy
-    resolved: Dict[str, List[str]]  # addresses by name; none where it cannot be resolved
-    own: List[str]  # names that lead to this host itself
+    proxy: str  # the variable that makes gRPC use a proxy in a login
+    resolved: Dict[str, List[str]]  # addresses by name; empty if it cannot be resolved
+    own: List[str]  # names that resolve to this host itself
     port: int
-    port_holder: str  # who listens on the port; empty where it is free
-    port_job: bool  # whether that is a job that runs
-    spare_port: int  # the port itself if it is free, or else one after it that is
-    leftovers: List[str]  # processes of jobs that have ended, in words
-    jobs: List[str]  # jobs that run, of this user
-    leases: List[str]  # what jobs of any user have of the machine, in words
+    port_holder: str  # the process that listens on the port; empty if it is free
+    port_job: bool  # whether that is a running job
+    spare_port: int  # the port itself if it is free, or else a free one after it
+    leftovers: List[str]  # descriptions of processes of jobs that have ended
+    jobs: List[str]  # running jobs of this user
+    leases: List[str]  # descriptions of the leases of all users
     firewall_off: bool
-    busy_cores: float  # what processes of no job want that have run for a while
-    busy_with: str  # the one that uses most
-    steal: float  # of all cores' time, what the hypervisor gave to others
-    loops: float  # thousands of rounds of a plain loop in a second of CPU time
+    busy_cores: float  # cores that older processes outside of jobs use or wait for
+    busy_with: str  # the process that uses most
+    steal: float  # the part of all cores' time that the hypervisor gave to others
+    loops: float  # thousands of iterations of a plain loop per second of CPU time
     clocksource: str
     interfaces: Dict[str, Interface]
     python: str
@@ -132,18 +134,18 @@ class Checkup(TypedDict):
     packages: Dict[str, str]
     imported: Imported
     suitability: records.Suitability  # for an installation of TensorFlow
-    gpus: List[Dict[str, str]]  # the fields of nvidia-smi, by name
+    gpus: List[Dict[str, str]]  # fields of nvidia-smi, by name
     gpu_error: str
-    gpu_processes: List[str]  # of no job, in words
+    gpu_processes: List[str]  # descriptions of processes that belong to no job
     xid: List[str]
 
 
 def check(params: Params) -> Result:
-    """Return a ``checkup``.
+    """Return a ``checkup`` of this host.
 
     Args:
-        params: ``root``, ``python``, ``lease_dir`` and ``port`` of a rank; ``names``, which all
-            hosts give for themselves; ``full``, whether to import TensorFlow and to write;
+        params: ``root``, ``python``, ``lease_dir`` and ``port`` of a rank; ``names``, the names of
+            all hosts; ``full``, whether to import TensorFlow and to measure the write rate;
             ``suitability``, the request of suitability.examine.
     """
     root, python, lease_dir = (records.expand(params[n]) for n in ("root", "python", "lease_dir"))
@@ -153,7 +155,7 @@ def check(params: Params) -> Result:
         "root": root,
         "python": python,
         "port": port,
-        **_speed(),  # first: the rest is load, too
+        **_speed(),  # first, because the other checks are load, too
         **_system(),
         **_limits(),
         **_disk(root, full),
@@ -203,7 +205,7 @@ def _system() -> Result:
 
 
 def _address_of(interface: str) -> str:
-    """Return the IPv4 address of an interface, empty without one; see netdevice(7)."""
+    """Return the IPv4 address of an interface, or an empty text; see netdevice(7)."""
     request = struct.pack("256s", interface.encode()[:15])
     with contextlib.suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as asked:
         return socket.inet_ntoa(fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, request)[20:24])
@@ -230,9 +232,9 @@ def _limits() -> Result:
 
 
 def _memory_limit(memory: int) -> int:
-    """Return the least limit of this control group and those above it in MiB; 0 without one."""
+    """Return the lowest limit of this control group and its parents in MiB; 0 if there is none."""
     trees = processes.control_groups(read_text("/proc/self/cgroup"), "memory")
-    names = ("memory.max", "memory.limit_in_bytes")  # of version 2 and of version 1
+    names = ("memory.max", "memory.limit_in_bytes")  # cgroup versions 2 and 1
     texts = [read_text(path, name) for folders in trees for path in folders for name in names]
     limits = [int(text) >> 20 for text in texts if records.is_number(text.strip())]
     return min((limit for limit in limits if limit < memory), default=0)
@@ -260,7 +262,7 @@ def _names(names: List[str]) -> Result:
         places = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
         return sorted({str(place[4][0]) for place in places})
 
-    # All at once: a name server that does not answer takes seconds for each.
+    # In parallel, because an unresponsive name server takes seconds for each name.
     known, _ = ask_all(names, resolve, RESOLVE_S)
     own = [name for name in known if probe.is_own(name)]
     return {"resolved": {name: known.get(name, []) for name in names}, "own": own}
@@ -270,7 +272,7 @@ def _jobs(port: int, lease_dir: str) -> Result:
     running, leftovers, of_job = set(), [], False
     for pid, rank_dir in processes.marked(records.ENV_RANK_DIR):
         if not os.path.isabs(rank_dir):
-            continue  # not of this program
+            continue  # not set by this program
         job, task = ("/-/" + rank_dir.rstrip(os.sep)).split(os.sep)[-2:]
         state = ranks.observe(rank_dir) if os.path.isdir(rank_dir) else {}
         if state.get("phase") in records.ALIVE_PHASES:
@@ -304,7 +306,7 @@ def _environment(python: str, full: bool) -> Result:
             name = name.lower()
             if name in _PACKAGES or name.startswith("nvidia_"):
                 found["packages"]["tensorflow" if name == "tensorflow_cpu" else name] = version
-    below = environments.tensorflow(python).version  # also below a user's own environment
+    below = environments.tensorflow(python).version  # also if the user's environment is based on it
     if below:
         found["packages"].setdefault("tensorflow", below)
     if full:
@@ -335,10 +337,10 @@ def _gpus(lease_dir: str) -> Result:
         found["gpu_processes"] = [words for _, words in foreign][:20]
     except gpus.GpuError as error:
         found["gpu_error"] = str(error)
-    with contextlib.suppress(OSError):  # only root may read it on many systems
+    with contextlib.suppress(OSError):  # on many systems only root may read it
         descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb", 0) as stream:
-            for line in iter(lambda: stream.read(8192) or b"", b""):  # until there is none for now
+            for line in iter(lambda: stream.read(8192) or b"", b""):  # until the last message
                 if b"NVRM: Xid" in line:
                     said = line.decode("utf-8", "replace").partition(";")[2].strip()
                     found["xid"] = [*found["xid"][-19:], said[:200]]
@@ -365,13 +367,13 @@ def _speed() -> Result:
 
 
 def _stolen() -> float:
-    """Return the seconds that the hypervisor has given to others; see proc(5)."""
+    """Return the CPU seconds that the hypervisor gave to other machines; see proc(5)."""
     words = read_text("/proc/stat").split("\n", 1)[0].split()
     return int(words[8]) / os.sysconf("SC_CLK_TCK") if len(words) > 8 else 0.0
 
 
 def _cpu_times() -> Dict[int, Tuple[float, float]]:
-    """Return the CPU seconds that older processes have had, and waited for in the first thread."""
+    """Return for each older process its CPU seconds, and the wait for a core of its main thread."""
     ticks, found = os.sysconf("SC_CLK_TCK"), {}
     now = time.clock_gettime(time.CLOCK_BOOTTIME)
     for pid in processes.pids():

@@ -1,19 +1,19 @@
-"""Progress records from what Keras 2 (tf-keras) and 3 print, for scripts that write none.
+"""Derives progress records from the output of Keras 2 (tf-keras) and 3.
 
-What ``fit``, ``evaluate`` and ``predict`` write, as far as it matters here:
+``fit``, ``evaluate`` and ``predict`` print, as far as it matters here:
 
-* ``Epoch 2/5`` on a line of its own, only if there is more than one epoch;
-* with ``verbose=1`` a bar for each update, without a newline after it but the last one. A bar
-  begins with as many backspaces as the one before it was wide and a carriage return, so a first
-  bar is one without backspaces. Other output follows a bar directly: ``loss: 0.6640WARNING:``;
-* with ``verbose=2`` one line at the end of an epoch;
+* ``Epoch 2/5`` on a separate line, only if there is more than one epoch;
+* with ``verbose=1``, a bar for each update, with a newline only after the last one. A bar begins
+  with as many backspaces as the previous bar was wide and a carriage return, so a first bar has no
+  backspaces. Other output follows a bar directly: ``loss: 0.6640WARNING:``;
+* with ``verbose=2``, one line at the end of an epoch;
 * numbers with exactly four decimals, so that their end is known whatever follows.
 
-Within an epoch, ``fit`` and ``evaluate`` of Keras 2 show sums over the replicas: where several
-workers train together (MultiWorkerMirroredStrategy), each value is the true one times the number of
-replicas, whatever the metric is. At the end of the epoch Keras computes it again, and prints the
-true one. A ``train_step`` that returns tensors, ``model.distribute_reduction_method`` and a bar of
-a custom loop (``tf.keras.utils.Progbar``) are scaled otherwise. See ``ConsoleParser``.
+During an epoch, ``fit`` and ``evaluate`` of Keras 2 show sums over the replicas: if several workers
+train together (MultiWorkerMirroredStrategy), each value is the true one times the number of
+replicas, for any metric. At the end of the epoch, Keras computes and prints the true value. A
+``train_step`` that returns tensors, ``model.distribute_reduction_method`` and a bar of a custom
+loop (``tf.keras.utils.Progbar``) are scaled differently. See ``ConsoleParser``.
 """
 
 import glob
@@ -27,7 +27,7 @@ from . import log_shapes
 from .log_shapes import CONTROLS, ESCAPES
 from .records import Progress
 
-#: Bytes of a line that are kept; the rest is passed over.
+#: Bytes of a line to keep; the rest is ignored.
 _MAX_LINE = 16384
 _MAX_LAST_LINE = 200
 
@@ -50,25 +50,26 @@ _FRAMEWORK = re.compile(
     + r"/job:\w+/replica:\d+/task:\d+\s*$"
 )
 
-#: Seconds to go from which on Keras 2's estimate, in whole seconds, is good for a rate.
+#: Remaining seconds from which Keras 2's estimate, in whole seconds, is exact enough for a rate.
 _GOOD_ETA = 10
 
 
 def is_of_framework(line: str, errors: bool = True) -> bool:
-    """Return whether TensorFlow's C++ code logged a line, without ``errors`` not as an error."""
+    """Return whether TensorFlow's C++ code logged a line; with ``errors``, also if as an error."""
     match = _FRAMEWORK.match(line)
     return match is not None and (errors or not {"E", "F"} & set(match.groups()))
 
 
 def is_unfinished_bar(line: str) -> bool:
-    """Return whether a line is a bar of Keras 2 within an epoch, whose values may be sums."""
+    """Return whether a line is a bar of Keras 2 during an epoch, whose values may be sums."""
     bar = _BAR.match(line.strip("\b "))
     return bar is not None and _is_within_epoch(bar)
 
 
 def last_line(log: bytes) -> str:
-    """Return the last line of a script's own, without escape sequences, at most 200 characters:
-    no line of TensorFlow's, no unfinished bar, and none that is empty.
+    """Return the last line that a script itself printed, up to 200 characters.
+
+    Lines of TensorFlow, unfinished bars and empty lines are skipped, and escape sequences removed.
     """
     for line in reversed(_BREAKS.split(log)[::2]):  # without the breaks
         text = ESCAPES.sub(b"", line[:_MAX_LINE]).strip().decode("utf-8", "replace")
@@ -82,7 +83,7 @@ def may_sum_replicas(tf_config: Optional[Mapping[str, Any]], gpus: Optional[Sequ
 
     Args:
         tf_config: the rank's TF_CONFIG.
-        gpus: the rank's GPUs; None where it sees all of the machine.
+        gpus: the rank's GPUs; None if it sees all of the machine.
     """
     config = tf_config or {}
     cluster, task = config.get("cluster", {}), config.get("task", {})
@@ -95,54 +96,54 @@ def may_sum_replicas(tf_config: Optional[Mapping[str, Any]], gpus: Optional[Sequ
 
 
 class _Bar:
-    """One progress bar of Keras, whose updates follow one another."""
+    """One progress bar of Keras, with its updates."""
 
     def __init__(self, hidden: bool) -> None:
-        self.hidden = hidden  # it counts the bytes of a download
-        self.batch = 0  # the last one that it showed
-        self.total: Optional[int] = None  # its number of batches, None while Keras does not know it
-        self.done = False  # all batches and a newline were written, as it seems
-        self.within: Dict[str, float] = {}  # what it showed last within its epoch
-        self.within_at = 0  # and at which batch
+        self.hidden = hidden  # a bar that counts the bytes of a download
+        self.batch = 0  # the last batch that it showed
+        self.total: Optional[int] = None  # number of batches, None while unknown to Keras
+        self.done = False  # all batches and a newline seem to be written
+        self.within: Dict[str, float] = {}  # the last values during its epoch
+        self.within_at = 0  # and their batch
 
 
 class ConsoleParser:
-    """Turns the log of one attempt into progress records without ``t``, piece by piece.
+    """Converts the log of one attempt to progress records without ``t``, piece by piece.
 
-    ``step`` and ``steps`` count the batches of all epochs, and of all calls of ``fit``; they are
-    absent while the length of an epoch is unknown. The ``val_`` metrics come with the last record
-    of an epoch.
+    ``step`` and ``steps`` count the batches of all epochs, and of all calls of ``fit``. They are
+    absent while the length of an epoch is unknown. The last record of an epoch has the ``val_``
+    metrics.
 
-    Keras names no phase. A bar under an ``Epoch`` line is training; without one (a single epoch)
-    so is the first bar that shows metrics, and any that shows ``val_`` metrics; other bars with
-    metrics are evaluating, those without predicting.
+    Keras does not print phases. A bar after an ``Epoch`` line is training. Without such a line (a
+    single epoch), the first bar with metrics and any bar with ``val_`` metrics are training. Other
+    bars are evaluating if they have metrics, and predicting if not.
 
-    ``may_sum`` is whether Keras 2 may show sums over replicas within an epoch. ``loss`` and
-    ``metrics`` of a record are then those of a whole epoch, and what is shown within one is
-    ``approximate``: divided by a scale, or left out as long as that is unknown. The scale of a
-    value is known when the bar of the last batch was shown twice, within the epoch and at its end:
-    it is the only whole number by which the two agree in all digits. Where it is 1 for all values
-    of a bar, these are as good as those of the epoch's end.
+    ``may_sum`` is whether Keras 2 may show sums over replicas during an epoch. ``loss`` and
+    ``metrics`` of a record are then the values of a whole epoch. Values during an epoch are
+    ``approximate``: divided by a scale, or left out while the scale is unknown. The scale of a
+    value is known once the bar of the last batch was shown twice, during the epoch and at its end.
+    It is the only integer for which the two values agree in all digits. If it is 1 for all values
+    of a bar, these are as good as the values at the end of the epoch.
     """
 
     def __init__(self, may_sum: bool = False) -> None:
         self._may_sum = may_sum
-        self._scales: Dict[str, Dict[str, int]] = {}  # of what is shown within an epoch, by phase
-        self._text = b""  # the line at hand, and the characters between it and the one before
+        self._scales: Dict[str, Dict[str, int]] = {}  # of values during an epoch, by phase
+        self._text = b""  # the current line, and the characters between it and the previous one
         self._breaks: Set[str] = set()
         self._epoch = 0
-        self._epochs = 0  # 0: nothing was trained so far
+        self._epochs = 0  # 0: no training so far
         self._total: Optional[int] = None  # batches of an epoch
         self._base = 0  # steps of earlier calls of fit
         self._step: Optional[int] = None
-        self._epoch_line = False  # the bar that follows is training
+        self._epoch_line = False  # the next bar is training
         self._download_line = False
         self._fit: Optional[_Bar] = None
         self._other: Optional[_Bar] = None
         self._full: Optional[_Bar] = None  # done, if a newline is next
 
     def feed(self, data: bytes) -> List[Progress]:
-        """Return the records that the next bytes of the log complete, however it is cut."""
+        """Return the records that the next bytes of the log complete, wherever it is split."""
         records: List[Progress] = []
         parts = _BREAKS.split(data)  # text, break, text, ..., text
         self._text = (self._text + parts[0])[:_MAX_LINE]
@@ -180,7 +181,7 @@ class ConsoleParser:
         self._epoch_line, self._fit, self._other = True, None, None
 
     def _progress(self, match: "re.Match[str]", rest: str) -> Optional[Progress]:
-        """Return the record of a bar, of which ``rest`` is what stands right of the time."""
+        """Return the record of a bar; ``rest`` is the text after the time."""
         batch = int(match.group("batch"))
         total = int(match.group("total")) if match.group("total") else None
         metrics, seconds_per_step = _fields(rest)
@@ -196,7 +197,7 @@ class ConsoleParser:
             self._epoch_line, self._fit = False, bar
 
         if bar is self._fit:
-            self._other = None  # a nested bar is over when the one around it continues
+            self._other = None  # a nested bar has ended when the outer one continues
             self._total = total or self._total
             if self._total is not None:
                 self._step = self._base + (self._epoch - 1) * self._total + batch
@@ -224,8 +225,9 @@ class ConsoleParser:
         return record
 
     def _within_epoch(self, record: Progress, shown: Dict[str, float]) -> Dict[str, float]:
-        """Add to a record what is shown within an epoch, as far as its scale is known; return the
-        values that are true as they are: all or none.
+        """Add the values during an epoch to a record, as far as their scales are known.
+
+        Return all values if they are true as they are, or else none.
         """
         scales = self._scales.get(record["phase"], {})
         if all(scales.get(name) == 1 for name in shown):
@@ -241,7 +243,7 @@ class ConsoleParser:
         return {}
 
     def _learn_scales(self, phase: str, within: Dict[str, float], final: Dict[str, float]) -> None:
-        """Compare what a bar shows of the same batches within an epoch and at its end."""
+        """Compare the values of the same batches during an epoch and at its end."""
         scales = self._scales.setdefault(phase, {})
         for name in within.keys() & final.keys():
             if not (math.isfinite(within[name]) and math.isfinite(final[name])):
@@ -253,7 +255,7 @@ class ConsoleParser:
                 del scales[name]
 
     def _bar(self, batch: int, total: Optional[int], single: bool) -> _Bar:
-        """Return the bar that a line belongs to; ``single`` is a line of ``verbose=2``."""
+        """Return the bar of a line; ``single`` is whether the line is from ``verbose=2``."""
         plain = self._breaks <= {"\n"}
         if not single and ("\b" in self._breaks or plain):
             bars = [bar for bar in (self._other, self._fit) if bar is not None]
@@ -261,8 +263,8 @@ class ConsoleParser:
             for bar in fitting:
                 if not bar.done:
                     return bar
-            # A newline of someone else made it seem done. After a nested bar, whose newline was
-            # its own, it is the training that continues with backspaces.
+            # A newline of other output made it seem done. After a nested bar, which has its own
+            # newline, the training bar continues with backspaces.
             for bar in fitting if plain else reversed(fitting):
                 if batch == bar.batch:
                     return bar
@@ -287,12 +289,12 @@ class ConsoleParser:
 
 
 def _is_within_epoch(bar: "re.Match[str]") -> bool:
-    """Return whether a bar is one of Keras 2 within an epoch; Keras 3 shows means over replicas."""
+    """Return whether a bar is from Keras 2 during an epoch; Keras 3 shows means over replicas."""
     return bool(bar.group("eta") or (bar.group("total") is None and bar.group("dash")))
 
 
 def _fields(rest: str) -> Tuple[Dict[str, float], Optional[float]]:
-    """Return the metrics right of a bar and the seconds a step, up to output of someone else."""
+    """Return the metrics after a bar and the seconds per step, up to other output."""
     metrics: Dict[str, float] = {}
     seconds_per_step: Optional[float] = None
     for field in rest.split(" - "):
@@ -312,20 +314,20 @@ def _fields(rest: str) -> Tuple[Dict[str, float], Optional[float]]:
 
 
 def _error(printed: float) -> float:
-    """Return by how much a number may differ from the one that Keras has printed."""
+    """Return by how much a number may differ from its printed value."""
     if abs(printed) > 1e-3 or not printed:
         return 0.5e-4
     return 0.5e-4 * 10.0 ** math.floor(math.log10(abs(printed)))
 
 
 def _agree(shown: float, final: float, scale: int) -> bool:
-    """Return whether ``shown`` is ``scale`` times ``final``, in all digits that are printed."""
+    """Return whether ``shown`` is ``scale`` times ``final``, in all printed digits."""
     error = 1.001 * (_error(shown) + scale * _error(final))
     return abs(shown - scale * final) <= error
 
 
 def _scale(shown: float, final: float) -> Optional[int]:
-    """Return how many times ``final`` is ``shown``, None if not just one whole number agrees."""
+    """Return the integer by which ``final`` has to be multiplied, None unless it is unique."""
     if not final:
         return None
     scale = round(shown / final)
@@ -336,7 +338,7 @@ def _scale(shown: float, final: float) -> Optional[int]:
 def _rate(
     match: "re.Match[str]", seconds_per_step: Optional[float], steps_to_go: int
 ) -> Optional[float]:
-    """Return the steps per second of a bar, in four digits, or None where it has none."""
+    """Return the steps per second of a bar, with four digits, or None if it shows none."""
     if seconds_per_step:
         return float("%.4g" % (1 / seconds_per_step))
     if match.group("eta") and steps_to_go > 0:

@@ -1,11 +1,11 @@
-"""Whether a rank is in contact with the others of its gang, by its TCP connections.
+"""Checks by TCP connections whether a rank is in contact with the others of its gang.
 
-A rank whose script has not used TF_CONFIG trains by itself, to an end that looks like success. The
-hosts can see that: it makes steps, and no connection between it and another rank is ever seen. One
-to any port counts, as scripts may exchange data in their own ways; so does any to its own port. A
-rank that opens its port may exchange data rarely, and is looked at for longer, unless TensorFlow
-is in it: its strategies keep their connections. With TensorFlow, a rank whose steps are not known
-is alone if it has opened its port and ended without any connection.
+A rank whose script does not use TF_CONFIG trains alone and appears to succeed. Its host detects
+that: the rank makes steps, but never has a connection to another rank. A connection to any port of
+another rank counts, because scripts may exchange data in their own ways. So does any connection to
+the rank's own port. A rank that opens its port may exchange data rarely, so it is observed for
+longer, unless it has loaded TensorFlow, whose strategies keep their connections. With TensorFlow, a
+rank whose steps are unknown is alone if it opened its port and ended without any connection.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from typing import Any, Callable, Collection, Dict, List, Mapping, NamedTuple, O
 from . import processes
 
 _ESTABLISHED = "01"
-#: FIN_WAIT1, FIN_WAIT2, TIME_WAIT, CLOSE_WAIT, LAST_ACK and CLOSING: it was open until just now.
+#: FIN_WAIT1, FIN_WAIT2, TIME_WAIT, CLOSE_WAIT, LAST_ACK and CLOSING: recently open.
 _CLOSING = ("04", "05", "06", "08", "09", "0B")
 #: The prefix of an IPv4 address in an IPv6 one.
 _MAPPED = bytes(10) + b"\xff\xff"
-#: Looks at a rank that makes steps on which a judgement rests, and the seconds between two of them:
-#: at first, and once that has lasted for longer.
+#: Observations of a rank that makes steps before it is judged; seconds between two of them, at
+#: first and later; and the seconds after which the later interval applies.
 LOOKS, EVERY, LATER_EVERY, LATER = 4, 0.5, 5.0, 60.0
-#: Looks on which it rests without known steps.
+#: Observations before a rank without known steps is judged.
 _LOOKS_WITHOUT_STEPS = 20
-#: Seconds for which a rank makes steps that has opened its port and is without TensorFlow.
+#: Seconds of steps before a rank is judged that has opened its port but not loaded TensorFlow.
 _RARELY = 10.0
 
 
@@ -43,7 +43,7 @@ class Connection(NamedTuple):
 
 
 def _packed(text: str) -> bytes:
-    """Return an address as the kernel prints it: words of the machine's byte order."""
+    """Parse an address as the kernel prints it, in words of the machine's byte order."""
     data = bytes.fromhex(text)
     if sys.byteorder == "little":
         data = b"".join(data[at : at + 4][::-1] for at in range(0, len(data), 4))
@@ -65,7 +65,7 @@ def connections(*states: str) -> List[Connection]:
 
 
 def addresses_of(hosts: Collection[str]) -> Set[bytes]:
-    """Return the addresses of ``hosts``, packed; none of one that cannot be resolved."""
+    """Return the packed addresses of ``hosts``; hosts that cannot be resolved are skipped."""
     found = set()
     for host in hosts:
         with contextlib.suppress(OSError, UnicodeError):
@@ -77,7 +77,7 @@ def addresses_of(hosts: Collection[str]) -> Set[bytes]:
 
 
 def peers_of(tf_config: Mapping[str, Any]) -> Set[str]:
-    """Return the hosts of the other ranks of a gang, by the rank's TF_CONFIG."""
+    """Return the hosts of the other ranks of a gang, from the rank's TF_CONFIG."""
     task = tf_config.get("task", {})
     return {
         place.rpartition(":")[0].strip("[]")
@@ -99,32 +99,33 @@ def _has_tensorflow(pids: Collection[int]) -> bool:
 
 
 class Contacts:
-    """The contacts of a rank of several, from its start to the first one that is seen."""
+    """Observes the contacts of a rank in a gang, from its start to its first contact."""
 
     def __init__(self, port: Optional[int], tf_config: Mapping[str, Any]) -> None:
         self._port, self._hosts = port, peers_of(tf_config)
         self._ports = _ports_of(tf_config)
         self._addresses: Optional[Set[bytes]] = None
         self._asked = False
-        self._first: Optional[float] = None  # when it was looked at first
-        self._since: Optional[float] = None  # when it was first seen to make steps
+        self._first: Optional[float] = None  # time of the first observation
+        self._since: Optional[float] = None  # time of the first observation with steps
         self._due = 0.0
         self._looks = self._looks_without_steps = 0
         self._listened = self._has_contact = self._needs_contact = False
 
     def due(self, now: float, makes_steps: bool) -> bool:
-        """Return whether the connections are to be looked at now."""
+        """Return whether the connections have to be observed now."""
         is_time = now >= self._due or (makes_steps and self._since is None)
         return bool(self._port and self._hosts) and not self._has_contact and is_time
 
     def look(self, pids: Callable[[], Collection[int]], now: float, makes_steps: bool) -> None:
-        """Look at the connections of the processes of a rank that is up or makes steps; ``pids``
-        finds them, and is only called if it matters.
+        """Observe the connections of a rank that is up or makes steps.
+
+        ``pids`` returns the rank's processes, and is only called if needed.
         """
         assert self._port is not None
         self._note_time(now, makes_steps)
         self._listened = self._listened or processes.is_listening(self._port)
-        if not self._asked:  # a name server may take its time
+        if not self._asked:  # a name server may be slow
             self._asked = True
             threading.Thread(target=self._resolve, daemon=True).start()
         if self._addresses is None:
@@ -138,11 +139,11 @@ class Contacts:
         self._has_contact = was_connected or self._is_connected(pids)
 
     def _note_time(self, now: float, makes_steps: bool) -> None:
-        """Note when a rank is looked at, and when that is due again."""
+        """Store the time of an observation, and when the next one is due."""
         if makes_steps and self._since is None:
             self._since = self._first = now
         self._first = now if self._first is None else self._first
-        # The training of a rank that has waited for others may be short.
+        # A rank that has waited for others may train only briefly.
         waits = not makes_steps and self._needs_contact
         self._due = now + (EVERY if waits or now - self._first < LATER else LATER_EVERY)
 
@@ -150,8 +151,9 @@ class Contacts:
         self._addresses = addresses_of(self._hosts)
 
     def _was_connected(self) -> bool:
-        """Return whether a connection to a rank's port has been closed just now. The kernel does
-        not name its process any more: on a machine of several ranks it may be another one's.
+        """Return whether a connection to a rank's port was closed recently.
+
+        The kernel no longer knows its process, which may belong to another rank of the machine.
         """
         return any(
             one.remote in (self._addresses or ())
@@ -160,8 +162,9 @@ class Contacts:
         )
 
     def _is_connected(self, pids: Callable[[], Collection[int]]) -> bool:
-        """Return whether a rank's processes have a connection to another rank. One to its own port
-        is taken for that from any address: a host may have several.
+        """Return whether a rank's processes have a connection to another rank.
+
+        A connection to its own port counts from any address, because a host may have several.
         """
         everything = connections(_ESTABLISHED)
         wanted = [
@@ -185,12 +188,12 @@ class Contacts:
         return False
 
     def is_without_any(self) -> bool:
-        """Return whether a rank of TensorFlow, of which no step is known, never had a contact."""
+        """Return whether a rank with TensorFlow and without known steps never had a contact."""
         looked = self._looks_without_steps >= _LOOKS_WITHOUT_STEPS
         return looked and self._needs_contact and self._listened and not self._has_contact
 
     def seconds_alone(self, now: float) -> float:
-        """Return for how long a rank has made steps without a contact; 0 where that is not sure."""
+        """Return for how long a rank has made steps without a contact; 0 if that is uncertain."""
         if self._has_contact or self._since is None or self._looks < LOOKS:
             return 0.0
         seconds = now - self._since

@@ -1,4 +1,4 @@
-"""Why a rank's script ended, by its exit code, its log, the kernel's counters and its disk."""
+"""Finds out why a rank's script ended: by exit code, log, kernel counters and free disk space."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import List, Optional, Tuple
 from . import log_shapes, pace, records, terminal, tracebacks
 from .processes import control_groups, read_text
 
-#: The causes in ``state.json``. The control node has further ones for what it alone can see.
+#: The causes in ``state.json``. The control node adds others that only it can detect.
 EXIT = "exit"  # an exit code other than 0
 SIGNAL = "signal"  # killed by a signal that did not come from the launcher
 MEMORY = "memory"  # its host, its control group or its GPU had no memory left
 DISK = "disk"  # its disk was full
-DOWNLOAD = "download"  # it could not reach a server of the web
+DOWNLOAD = "download"  # it could not reach a server for a download
 START_TIMEOUT = "start_timeout"  # it did not open its port
-HUNG = "hung"  # it made no step any more
-LINGERED = "lingered"  # it had made all of its steps, and did not end
+HUNG = "hung"  # it no longer made steps
+LINGERED = "lingered"  # it had made all of its steps but did not exit
 MAX_RUNTIME = "max_runtime"
-STOPPED = "stopped"  # somebody stopped it
+STOPPED = "stopped"  # a user stopped it
 SUPERVISOR = "supervisor"  # its supervisor was killed
 INTERNAL = "internal"  # its supervisor failed
 REBOOT = "reboot"  # its host was restarted
@@ -28,18 +28,18 @@ UNSTARTABLE = "unstartable"  # the interpreter could not be run
 FENCED = "fenced"  # another job holds its port or GPU
 
 _NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded")
-#: The errors of Python and its libraries; C++ prints it before it aborts.
+#: Errors of Python and its libraries; C++ prints them before it aborts.
 _MEMORY = re.compile(r"^[\w.]*MemoryError\b|\bbad_alloc\b")
 _ABORTED = re.compile(
     r"^(?:%s|%s).*\bbad_alloc\b" % (log_shapes.TERMINATED, log_shapes.WHAT),
 )
-#: TensorFlow's error, for a quota or the size of a message, too; the subject may follow on another
-#: line, with the device.
+#: TensorFlow's error, which it also uses for quotas and message sizes. The subject may be on
+#: another line, with the device.
 _EXHAUSTED = re.compile(r"^[\w.]*ResourceExhaustedError\b|\bRESOURCE_EXHAUSTED\b")
 _NO_MEMORY = re.compile(r"\bOOM when\b|\b[Oo]ut of memory\b|\b[Ff]ailed to allocate memory\b")
 _DEVICE = re.compile(r"\bdevice:([A-Z]+):")
 #: Errors of downloads only: of Keras, urllib, urllib3 (requests), aiohttp, httpx, TensorFlow's
-#: files at gs:// and Hugging Face's libraries. Those of ranks that lose one another are others.
+#: files at gs:// and Hugging Face's libraries. Ranks that lose one another have different errors.
 _DOWNLOAD = re.compile(
     r"URL fetch failure on|<urlopen error|\bHTTPS?ConnectionPool\(|^aiohttp\.|^httpx\.|"
     r"\blibcurl code|[Cc]ouldn't connect to '?https?://|^[\w.]*\bDownloadError\b"
@@ -53,9 +53,9 @@ _SERVER = re.compile(
     r"\bhttps?://(?:[^/\s@]*@)?(?P<a>[\w.-]+)|ConnectionPool\(host='(?P<b>[^']+)'|"
     r"[Rr]esolve host: '?(?P<c>[\w.-]+)|Cannot connect to host (?P<d>[\w.-]+)"
 )
-#: What kills a process for what it does itself, in native code.
+#: Signals caused by the process itself, in native code.
 CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
-#: The most characters of a reason.
+#: Maximum length of a reason.
 MAX_REASON = 300
 #: A disk with less than this many bytes free is full: a log line or a state no longer fits.
 _FULL = 65_536
@@ -70,7 +70,7 @@ def memory_kills(mounted: str = "/sys/fs/cgroup") -> Tuple[int, int]:
     """Return how often the kernel killed for memory: in this control group, on the machine."""
     trees = list(control_groups(read_text("/proc/self/cgroup"), "memory", mounted))
     group = 0
-    for name in ("memory.events", "memory.oom_control"):  # of version 2 and of version 1
+    for name in ("memory.events", "memory.oom_control"):  # cgroup versions 2 and 1
         paths = [os.path.join(folder, name) for tree in trees for folder in (tree[0], tree[-1])]
         group += _kills(next(filter(os.path.exists, paths), ""))
     return group, _kills("/proc/vmstat")
@@ -86,7 +86,7 @@ def disk_full(folder: str) -> bool:
 
 
 def _signal_name(number: int) -> str:
-    """Return ``SIGTERM (signal 15)``; a real-time signal has no name of its own."""
+    """Return ``SIGTERM (signal 15)``; a real-time signal has no name."""
     try:
         return "%s (signal %d)" % (signal.Signals(number).name, number)
     except ValueError:
@@ -94,23 +94,23 @@ def _signal_name(number: int) -> str:
 
 
 def _out_of_memory(error: List[str], held: str) -> str:
-    """Return which memory was at its end, ``held`` for main memory; nothing for other errors."""
+    """Return which memory ran out, ``held`` for main memory; an empty text for other errors."""
     if _MEMORY.search(error[0]):
         return held
     if _EXHAUSTED.search(error[0]):
         for line in filter(_NO_MEMORY.search, error):
-            # The last device named is that of the memory; a compiled function names none.
+            # The last device belongs to the memory; a compiled function has none.
             on_host = _DEVICE.findall(line)[-1:] == ["CPU"]
             return held if on_host else "its GPU had no memory left"
     return ""
 
 
 def _unreached_server(error: List[str], before: List[str]) -> str:
-    """Return the server that a download could not reach; else nothing."""
+    """Return the server that a download could not reach, or an empty text."""
     text = "\n".join(error)
     if not (_DOWNLOAD.search(error[0]) and _UNREACHED.search(text)):
         return ""
-    for line in [text, *reversed(before)]:  # Python's own exception names no server
+    for line in [text, *reversed(before)]:  # Python's own exception does not contain the server
         found = _SERVER.search(line)
         if found:
             return str(next(filter(None, found.groups())))
@@ -120,14 +120,14 @@ def _unreached_server(error: List[str], before: List[str]) -> str:
 def explain(
     returncode: int, log: str, killed: Tuple[int, int], peak_mb: int, full: str
 ) -> Tuple[Optional[str], str]:
-    """Return the cause of an end that came by itself, and the reason; none for exit code 0.
+    """Return cause and reason of the end of a script that was not stopped; None for exit code 0.
 
     Args:
-        returncode: as subprocess gives it: negative for a signal.
+        returncode: as in subprocess, negative for a signal.
         log: the last lines of the rank's output.
         killed: the ``memory_kills`` since the rank's start.
-        peak_mb: the most main memory that the rank held, in MiB.
-        full: the folder whose disk is full; empty where none is.
+        peak_mb: the peak main memory of the rank, in MiB.
+        full: the folder whose disk is full; empty if there is none.
     """
     if returncode == 0:
         return None, ""
@@ -157,7 +157,7 @@ def explain(
 
 
 def _reason(prefix: str, text: str, suffix: str) -> str:
-    """Return a reason in one line, in which the text gives way where it is too long."""
+    """Return a reason in one line, in which only the text is shortened if it is too long."""
     suffix = suffix and "; " + records.clean(suffix, MAX_REASON // 2)
     room = max(100, MAX_REASON - len(prefix) - len(suffix))
     return prefix + tracebacks.bounded(records.clean(text, MAX_REASON), room) + suffix

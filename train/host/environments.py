@@ -1,7 +1,7 @@
-"""What the environment of a rank's Python has: TensorFlow, packages on top of it, modules.
+"""Finds TensorFlow, additional packages and modules in the environment of a rank's Python.
 
-The role tensorflow makes environments, and describes each in its ``tensorflow-venv.json``. Files
-are read and no Python is started, which would take a second on a slow disk.
+The role tensorflow creates environments and describes each in its ``tensorflow-venv.json``. Only
+files are read. Starting Python would take a second on a slow disk.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 from . import processes, records
 
 MARKER = "tensorflow-venv.json"
-#: Links to the environments with the packages of scripts: ``packages-`` and a hash.
+#: Names of links to the environments with scripts' packages: ``packages-`` and a hash.
 PACKAGES_PATTERN = r"packages-[0-9a-f]{12}"
 
 
 class TensorFlow(NamedTuple):
     """The TensorFlow of an environment."""
 
-    version: Optional[str]  # None where the interpreter belongs to no virtual environment
+    version: Optional[str]  # None if the interpreter is not in a virtual environment
     takes_gpus: bool
 
 
 def folder_of(python: str) -> str:
-    """Return the folder of the environment whose ``bin`` has an interpreter."""
+    """Return the folder of the environment whose ``bin`` contains an interpreter."""
     return os.path.dirname(os.path.dirname(python))
 
 
@@ -48,8 +48,9 @@ def tensorflow(python: str) -> TensorFlow:
 
 
 def described(python: str) -> Optional[records.Environment]:
-    """Return the environment that the role tensorflow made for an interpreter, on top of which it
-    can put packages; None if it made none, or one that has packages on top already.
+    """Return the environment of an interpreter if the role tensorflow can add packages to it.
+
+    None if the role did not create it, or if it is itself an environment with added packages.
     """
     folder = folder_of(python)
     marker = _marker(folder)
@@ -77,8 +78,9 @@ def describe(params: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def missing_modules(python: str, names: Sequence[str]) -> Optional[List[str]]:
-    """Return those of the modules ``names`` that an interpreter does not find; None where that is
-    not known, because its environment takes in others.
+    """Return the modules of ``names`` that an interpreter does not find.
+
+    None if that is unknown, because its environment includes other folders.
     """
     folder = folder_of(python)
     settings = _read(os.path.join(folder, "pyvenv.cfg"))
@@ -98,9 +100,14 @@ def missing_modules(python: str, names: Sequence[str]) -> Optional[List[str]]:
 
 
 def remove_unused(pythons: Collection[str], in_use: Collection[str]) -> None:
-    """Remove the environments with the packages of scripts whose interpreters are ``pythons``, but
-    for those that jobs have (``in_use``) or a process of this machine works with; with the last one
-    goes uv's cache.
+    """Remove environments with scripts' packages that are no longer used.
+
+    uv's cache is removed with the last one.
+
+    Args:
+        pythons: the interpreters of the environments.
+        in_use: the interpreters of remaining jobs. Environments that a process of this machine uses
+            are kept as well.
     """
     for python in sorted(set(pythons) - set(in_use)):
         link = folder_of(python)
@@ -115,16 +122,16 @@ def remove_unused(pythons: Collection[str], in_use: Collection[str]) -> None:
                 continue
             os.unlink(link)
             if all(os.path.realpath(os.path.join(root, n)) != folder for n in os.listdir(root)):
-                # First its marker: what is half removed must not pass for whole.
+                # Its marker first, so that a partly removed environment is never used.
                 os.unlink(os.path.join(folder, MARKER))
                 shutil.rmtree(folder)
             if not any(re.fullmatch(PACKAGES_PATTERN, n) for n in os.listdir(root)):
-                # What uv keeps for the packages of the next script.
+                # uv's cache for the packages of the next script.
                 shutil.rmtree(os.path.join(root, "venvs", ".cache"), ignore_errors=True)
 
 
 def _is_loaded(folder: str) -> bool:
-    """Return whether a process that can be seen has a file of an environment in its memory."""
+    """Return whether a visible process has mapped a file of an environment."""
     path = folder.encode() + b"/"
     return any(
         path in processes.read(processes.PROC, str(pid), file)
@@ -134,7 +141,7 @@ def _is_loaded(folder: str) -> bool:
 
 
 def _is_module(name: str) -> bool:
-    """Return whether an entry of ``site-packages`` can be imported, by its name."""
+    """Return whether the name of an entry of ``site-packages`` can be imported."""
     return name.endswith((".py", ".so")) or "." not in name
 
 

@@ -1,15 +1,15 @@
-"""What a call on a host takes and returns, and what it fails with."""
+"""Types of the parameters, results and errors of a call on a host."""
 
 from typing import Any, Dict, Mapping
 
-#: The arguments of a call, each described at its function.
+#: The arguments of a call, described in its function.
 Params = Mapping[str, Any]
-#: What it adds to the result of its task.
+#: Values that the call adds to the result of its task.
 Result = Dict[str, Any]
 
 
 class CallError(Exception):
-    """What is wrong, and what helps; ``more`` are further values of the task's result."""
+    """A problem and its remedy; ``more`` are further values of the task's result."""
 
     def __init__(self, message: str, **more: Any) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""Injects a fault into a rank or its host, for a drill; a fault of a host undoes itself."""
+"""Injects a fault into a rank or its host, for a drill; a fault of a host reverts itself."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ FREEZE = "freeze"
 PORT = "port"
 SSH = "ssh"
 FAULTS = (KILL, FREEZE, PORT, SSH)
-#: The table of nftables, or the chain of iptables, that holds its rules.
+#: The nftables table, or the iptables chain, for the rules.
 _TABLE = "train_drill"
-#: Both directions: the rank's own connections, and those to it.
+#: Both directions: connections to the rank, and the rank's own.
 _WAYS = ("dport", "sport")
-#: What begins a fault, and what ends it.
+#: The commands that begin a fault, and those that end it.
 _Commands = Tuple[List[List[str]], List[List[str]]]
-#: Seconds until a fault begins that would cut off the answer.
+#: Delay in seconds of a fault that would otherwise interrupt the answer.
 _LATER = 1.0
 
 
 class FaultError(Exception):
-    """It cannot be done here; the message names what it needs."""
+    """The fault cannot be injected; the message names the requirement."""
 
 
 def inject_fault(params: Params) -> Result:
-    """Inject a fault of a drill; return its ``delay``, or why it is ``skipped_because``."""
+    """Inject a fault of a drill. Return its ``delay``, or the reason in ``skipped_because``."""
     job = str(params["job"])
     if not job.startswith("drill-"):
-        raise CallError("%s is no job of a drill" % job)
+        raise CallError("%s is not a job of a drill" % job)
     found = ranks.find(records.expand(params["root"]), params["host"], job)
     if not found:
         raise CallError("this host has no rank of job %s" % job)
@@ -49,11 +49,11 @@ def inject_fault(params: Params) -> Result:
 
 
 def inject(fault: str, state: records.State, seconds: float) -> float:
-    """Inject ``fault`` into the rank with this ``state.json``, or into its host, in the returned
-    seconds. FaultError if it needs root or a program that is missing.
+    """Inject ``fault`` into the rank with this ``state.json``, or into its host.
 
-    ``kill`` and ``freeze`` are permanent. ``port`` drops what comes to the rank's port for
-    ``seconds``, ``ssh`` stops all of sshd's processes.
+    Return the seconds until it begins. Raise FaultError if it needs root or a missing program.
+    ``kill`` and ``freeze`` are permanent. ``port`` drops packets to and from the rank's port for
+    ``seconds``, and ``ssh`` stops all processes of sshd for that time.
     """
     if fault in (KILL, FREEZE):
         signum = signal.SIGKILL if fault == KILL else signal.SIGSTOP
@@ -80,7 +80,7 @@ def _drop(port: int, seconds: float) -> None:
         for command in end:
             processes.run(command)
 
-    undo()  # what an earlier drill has left, where its process was killed
+    undo()  # in case the process of an earlier drill was killed
     _later(undo, seconds)
     for command in begin:
         done = processes.run(command)
@@ -89,7 +89,7 @@ def _drop(port: int, seconds: float) -> None:
 
 
 def _nft(nft: str, port: int, seconds: float) -> _Commands:
-    """Return the commands that begin and end it; the kernel's rules expire by themselves."""
+    """Return nft commands that begin and end the fault; the kernel also expires the rules."""
     table = "inet " + _TABLE
     begin = [
         "add table " + table,
@@ -102,7 +102,7 @@ def _nft(nft: str, port: int, seconds: float) -> _Commands:
 
 
 def _iptables(port: int, seconds: float) -> _Commands:
-    """Return the same with iptables, and with ip6tables where the host has IPv6."""
+    """Return the same for iptables, and for ip6tables if the host has IPv6."""
     names = ["iptables", *(["ip6tables"] if os.path.exists("/proc/net/if_inet6") else [])]
     stop = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(math.ceil(time.time() + seconds)))
     begin, end = [], []
@@ -140,13 +140,13 @@ def _stop_sshd(seconds: float) -> None:
         finally:
             send_all(signal.SIGCONT)
 
-    # Of two processes that continue them one may be killed.
+    # A second process continues them, in case the first one is killed.
     _later(lambda: send_all(signal.SIGCONT), _LATER + seconds)
     _later(stop, _LATER)
 
 
 def _later(action: Callable[[], None], seconds: float) -> None:
-    """Run ``action`` after some seconds, in a session of its own."""
+    """Run ``action`` after some seconds, in a separate session."""
     sys.stdout.flush()
     if os.fork():
         return

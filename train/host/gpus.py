@@ -1,4 +1,4 @@
-"""The NVIDIA GPUs of this machine, as nvidia-smi lists them; no GPU is opened."""
+"""Lists the NVIDIA GPUs of this machine with nvidia-smi, without opening a GPU."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Collection, Dict, Iterable, List, Optional, Tuple, TypedDict
 from . import processes, records
 from .leases import user_name
 
-#: Where a driver has files. A container has those of the GPUs that it was given.
+#: Folders with files of the driver. A container has the files of its own GPUs only.
 DEV = "/dev"
 PROC = "/proc/driver/nvidia"
-#: The kernel's name for the pids of the machine itself.
+#: The kernel's name of the machine's initial pid namespace.
 INITIAL_PIDS = "pid:[4026531836]"
-#: Longest answer of nvidia-smi, in seconds: without the persistence daemon it wakes every GPU.
+#: Time limit of nvidia-smi in seconds: without the persistence daemon, it wakes every GPU.
 LIMIT_S = 60.0
-#: What holds a GPU's clock down: older drivers know the first name, newer ones the second.
+#: The field with reasons of a throttled clock: in older drivers, and in newer ones.
 REASONS = ("clocks_throttle_reasons.active", "clocks_event_reasons.active")
 _AS_CSV = ("--format=csv,noheader,nounits",)
 _MPS = "nvidia-cuda-mps"
@@ -32,27 +32,27 @@ _INSTANCE = re.compile(r"\s+MIG .*\(UUID: (MIG-[^)]+)\)")
 class Process(TypedDict):
     """A process that computes on a GPU."""
 
-    uuid: str  # may be that of a GPU where an instance is in use
+    uuid: str  # may be the UUID of the GPU if an instance is in use
     pid: int
     name: str
-    memory_mb: Optional[int]  # None where it is not known
+    memory_mb: Optional[int]  # None if unknown
 
 
 class GpuError(Exception):
-    """nvidia-smi fails; the message is for people."""
+    """nvidia-smi fails; the message can be shown to users."""
 
 
 def nvidia_smi() -> Optional[str]:
-    """Return the path of nvidia-smi; None where it is missing, or no NVIDIA driver is loaded."""
+    """Return the path of nvidia-smi; None if it is missing or no NVIDIA driver is loaded."""
     nodes = glob.glob(os.path.join(DEV, "nvidia[0-9]*"))
     is_loaded = nodes or os.path.exists(os.path.join(PROC, "version"))
     return shutil.which("nvidia-smi") if is_loaded else None
 
 
 def list_gpus() -> List[records.Gpu]:
-    """Return the GPUs by index, none without a driver; GpuError if nvidia-smi fails."""
+    """Return the GPUs by index, none without a driver. Raise GpuError if nvidia-smi fails."""
     gpus: List[records.Gpu] = []
-    for line in ask("-L"):  # of all its listings the one with MIG instances
+    for line in ask("-L"):  # its only listing that includes MIG instances
         gpu, instance = _GPU.match(line), _INSTANCE.match(line)
         if gpu:
             gpus.append({"index": int(gpu.group(1)), "uuid": gpu.group(2), "instances": []})
@@ -62,8 +62,10 @@ def list_gpus() -> List[records.Gpu]:
 
 
 def query(fields: Iterable[str], limit: float) -> Tuple[List[Dict[str, str]], str]:
-    """Return the GPUs by those of nvidia-smi's fields that this one knows, and a line that is none,
-    such as of a GPU that has gone; GpuError if it fails.
+    """Query ``fields`` of the GPUs, without those that this nvidia-smi does not know.
+
+    Return them by field, and a line without fields, such as about a lost GPU, or an empty text.
+    Raise GpuError if nvidia-smi fails.
     """
     known, end = list(fields), time.monotonic() + limit
     while True:
@@ -87,9 +89,11 @@ def query(fields: Iterable[str], limit: float) -> Tuple[List[Dict[str, str]], st
 
 
 def processes_on(uuids: Collection[str], limit: float = LIMIT_S) -> List[Process]:
-    """Return the processes that compute on GPUs or MIG instances, as far as the driver lists them:
-    in a container few or none, and by pids of the machine. Programs that only draw may stay, and
-    so may the server that shares a GPU among programs (MPS). GpuError if nvidia-smi fails.
+    """Return the processes that compute on GPUs or MIG instances, as the driver lists them.
+
+    In a container, the driver lists few or none, with the machine's pids. Programs that only draw
+    and the server that shares a GPU among programs (MPS) are not included. Raise GpuError if
+    nvidia-smi fails.
     """
     found: List[Process] = []
     fields = "gpu_uuid,pid,used_memory,process_name"
@@ -105,7 +109,7 @@ def processes_on(uuids: Collection[str], limit: float = LIMIT_S) -> List[Process
 
 
 def describe(process: Process) -> str:
-    """Return in words whose process that is."""
+    """Return a description of a process and its owner."""
     pid, words, owner = process["pid"], "", ""
     if _sees_all():
         with contextlib.suppress(OSError):  # it has ended
@@ -120,12 +124,12 @@ def describe(process: Process) -> str:
 
 
 def _sees_all() -> bool:
-    """Return whether pids here are those that the driver knows: whether this is no container."""
+    """Return whether pids here are those of the driver, which is not the case in a container."""
     return os.readlink("/proc/self/ns/pid") == INITIAL_PIDS
 
 
 def wait_until_left(uuids: List[str], pids: Collection[int], limit: float) -> Optional[bool]:
-    """Return whether a rank that has ended is off its GPUs in time; None: that is not known."""
+    """Return whether an ended rank leaves its GPUs within ``limit`` seconds; None if unknown."""
     if not _sees_all() or nvidia_smi() is None:
         return None
 
@@ -139,12 +143,12 @@ def wait_until_left(uuids: List[str], pids: Collection[int], limit: float) -> Op
 
 
 def ask(*options: str, limit: float = LIMIT_S) -> List[str]:
-    """Return the lines that nvidia-smi prints, none without a driver; GpuError if it fails."""
+    """Return the output lines of nvidia-smi, none without a driver. Raise GpuError if it fails."""
     program, process = nvidia_smi(), None
     if program is None:
         return []
     try:
-        # Not subprocess.run: it would wait for one that cannot be killed, in a driver's call.
+        # Not subprocess.run, which would wait for a process that hangs in the driver.
         process = subprocess.Popen(
             [program, *options],
             stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""The jobs that a host knows of, from their folders and from /proc, and the removal of old ones."""
+"""Lists the jobs of a host, from their folders and from /proc, and removes old ones."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Dict, List, Optional, Sequence, Set, cast
 from . import environments, leases, processes, ranks, records, tail
 from .errors import CallError, Params, Result
 
-#: Seconds after its last sign of life in which a job is not removed: it may be about to start, its
-#: results may be on their way to the control node, or it may be started again.
+#: Seconds after its last activity in which a job is not removed, because it may be about to start
+#: or to be restarted, or its results may be in transfer to the control node.
 RECENT = 600.0
-#: Folders that were jobs; what could not be removed of them is tried again.
+#: Prefix of folders of removed jobs, which are removed again if that failed.
 _REMOVED = ".removed-"
 _POSITION = ("phase", "step", "steps", "epoch", "epochs")
 
@@ -24,7 +24,7 @@ _POSITION = ("phase", "step", "steps", "epoch", "epochs")
 def list_jobs(
     root: str, job: Optional[str] = None, lines: Optional[int] = None, sizes: bool = True
 ) -> List[records.ListedJob]:
-    """Return the jobs under ``root``, or one of them; of logs, the last ``lines`` are wanted."""
+    """Return the jobs under ``root``, or one of them, with positions of the last log ``lines``."""
     marked = processes.marked(records.ENV_RANK_DIR)  # of this user
     living = Counter(os.path.realpath(rank_dir) for _, rank_dir in marked)
     jobs_dir = os.path.join(root, "jobs")
@@ -45,11 +45,10 @@ def list_jobs(
 
 
 def list_here(params: Params) -> Result:
-    """Return the ``jobs`` that this host knows of, and of its ``leases`` in words which ranks, of
-    any user, have ports or GPUs of this machine.
+    """Return the ``jobs`` on this host, and descriptions of all users' ``leases``.
 
     Args:
-        params: ``root``, ``job``, ``lines`` and ``sizes``, as of list_jobs; ``lease_dir``.
+        params: ``root``, ``job``, ``lines`` and ``sizes``, as for list_jobs; ``lease_dir``.
     """
     lines = params.get("lines")
     lines = None if lines is None else int(lines)
@@ -63,10 +62,10 @@ def list_here(params: Params) -> Result:
 def _rank(
     rank_dir: str, living: Dict[str, int], lines: Optional[int]
 ) -> Optional[records.ListedRank]:
-    """Return what is known of a rank; None where its folder has gone meanwhile."""
+    """Return a rank's listing; None if its folder has been removed meanwhile."""
     path = os.path.join(rank_dir, records.RANK_FILE)
     try:
-        spec = ranks.specification(rank_dir)  # it is cut off where the disk was full
+        spec = ranks.specification(rank_dir)  # it is truncated if the disk was full
         about = os.stat(path)
         state = ranks.reported(rank_dir)
     except OSError:
@@ -105,7 +104,7 @@ def _idle(rank_dir: str, state: records.State) -> float:
 
 
 def summarize(job_dir: str) -> Optional[records.ListedManifest]:
-    """Return what ``job.json`` holds of the job as a whole; None where there is none."""
+    """Return a summary of ``job.json``; None if it is missing or malformed."""
     try:
         manifest = records.read_json(os.path.join(job_dir, records.JOB_FILE))
         if manifest is None:
@@ -124,8 +123,9 @@ def summarize(job_dir: str) -> Optional[records.ListedManifest]:
 
 
 def start_of_lines(path: str, lines: int, hole: Optional[Sequence[int]] = None) -> int:
-    """Return where the last ``lines`` lines of a file begin, in bytes; 0 where it has fewer. Those
-    that were in its ``hole`` (limited.Hole) do not count.
+    """Return the offset of the last ``lines`` lines of a file; 0 if it has fewer.
+
+    Lines in its ``hole`` (limited.Hole) do not count.
     """
     with contextlib.suppress(OSError), open(tail.open_file(path), "rb") as stream:
         end = position = os.fstat(stream.fileno()).st_size
@@ -150,7 +150,7 @@ def start_of_lines(path: str, lines: int, hole: Optional[Sequence[int]] = None) 
 
 
 def size_of(folder: str) -> int:
-    """Return the bytes that a folder takes on the disk; links are not followed."""
+    """Return the size of a folder on the disk in bytes; links are not followed."""
     blocks = {}
     for parent, names, files in os.walk(folder):
         for path in [parent, *(os.path.join(parent, name) for name in names + files)]:
@@ -175,7 +175,7 @@ def why_kept(rank: records.ListedRank) -> str:
 
 
 def _last_change(rank: records.ListedRank) -> str:
-    """Return how long ago a rank ended, or its files changed if that was later, in words."""
+    """Return a text with the time since a rank ended, or since a later change of its files."""
     age, ended_at = rank["idle"], rank["ended_at"]
     verb = "last changed"
     if ended_at is not None and time.time() - ended_at < RECENT:
@@ -186,11 +186,10 @@ def _last_change(rank: records.ListedRank) -> str:
 
 
 def remove(params: Params) -> Result:
-    """Remove the folders of the ``jobs`` under ``root`` that have ended, and the packages that
-    only they had; links stay.
+    """Remove the folders of ended ``jobs`` under ``root``, and packages that only they used.
 
-    Returned are ``removed`` (``job`` and ``size`` in bytes of each) and ``kept``, why others are
-    not removed; with CallError, if something cannot be.
+    Links are not followed. Return ``removed`` (``job`` and ``size`` in bytes of each) and ``kept``,
+    why others are not removed. Raise CallError if a folder cannot be removed.
     """
     root, dry = records.expand(params["root"]), bool(params["check"])
     jobs_dir = os.path.join(root, "jobs")
@@ -204,11 +203,11 @@ def remove(params: Params) -> Result:
     for name in params["jobs"]:
         job_dir = os.path.join(jobs_dir, name)
         if not records.JOB_PATTERN.fullmatch(name) or os.path.islink(job_dir):
-            kept.append("%s is no folder of a job" % job_dir)
+            kept.append("%s is not the folder of a job" % job_dir)
             continue
         seen = list_jobs(root, name, lines=0)
         if not seen:
-            continue  # gone already: another machine may see the same folder
+            continue  # already gone: another machine may share the folder
         reasons = [reason for reason in map(why_kept, seen[0]["ranks"]) if reason]
         if reasons:
             kept.append("%s: %s" % (name, reasons[0]))
@@ -235,7 +234,7 @@ def _pythons(job_dir: str) -> Set[str]:
 
 
 def _remove(jobs_dir: str, name: str) -> List[str]:
-    # Renamed first: a job that is started at this moment fails, instead of losing its files.
+    # Renamed first, so that a job that is being started fails instead of losing its files.
     target = os.path.join(jobs_dir, "%s%s-%d" % (_REMOVED, name, os.getpid()))
     try:
         os.rename(os.path.join(jobs_dir, name), target)
@@ -248,7 +247,7 @@ def _remove(jobs_dir: str, name: str) -> List[str]:
 
 
 def _sweep(jobs_dir: str) -> List[str]:
-    """Remove what was a job; return what could not be removed, and why."""
+    """Remove folders of removed jobs; return those that cannot be removed, with the reason."""
     troubles = []
     try:
         names = sorted(os.listdir(jobs_dir))
@@ -259,7 +258,7 @@ def _sweep(jobs_dir: str) -> List[str]:
             try:
                 shutil.rmtree(path)
             except FileNotFoundError:
-                continue  # another rank of this machine removes it, too
+                continue  # another rank of this machine also removes it
             except OSError as error:
                 place = error.filename or path
                 troubles.append("%s cannot be removed: %s" % (place, error.strerror))

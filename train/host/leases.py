@@ -1,14 +1,15 @@
-"""Leases of a machine's ports and GPUs: two jobs never share one by accident.
+"""Manages leases of a machine's ports and GPUs, so that two jobs never share one by accident.
 
-A rank takes its port and GPUs, all or none, before it starts; its supervisor then holds them for as
-long as it lives. A lease is a small file (docs/formats.md) in a folder that all users share, locked
-(``flock``) by the supervisor, or, for a rank that is about to start or waits, by a process that
-does nothing else and ends by itself. What is not locked is ignored, and a file's owner is the one
-that the kernel names: another user can delay a job only with a process that really holds a lock,
-and a rank that runs not at all. Where the folder cannot be used, jobs run without leases.
+A rank takes its port and GPUs, all or none, before it starts. Its supervisor then holds them for as
+long as it lives. A lease is a small file (docs/formats.md) in a folder that all users share. The
+supervisor holds a lock on it (``flock``). For a rank that waits or is about to start, a separate
+process holds the lock and ends by itself. Files without a lock are ignored, and the owner of a file
+is the one that the kernel reports. Another user can therefore delay a job only with a process that
+really holds a lock, and cannot affect a running rank. If the folder cannot be used, jobs run
+without leases.
 
-Jobs queue in the order in which they were created, the same on all machines. A waiting job holds
-nothing; a later attempt of a job takes over what an earlier one holds.
+Jobs are queued in the order of their creation, which is the same on all machines. A waiting job
+holds no leases. A later attempt of a job takes over the leases of an earlier one.
 """
 
 from __future__ import annotations
@@ -30,23 +31,23 @@ from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple, TypedDict,
 
 from . import records
 
-#: Seconds that a lease lasts which was taken for a rank that has not started.
+#: Lifetime in seconds of a lease of a rank that has not started.
 TAKEN_S = 120.0
-#: Seconds that a place in the queue lasts. The control node renews it all the time.
+#: Lifetime in seconds of a place in the queue, which the control node renews continuously.
 QUEUED_S = 60.0
-#: Seconds that a job waits for a later one that came first here and will not start.
+#: Seconds that a job waits for a later job that was first here but will not start.
 PATIENCE_S = 15.0
-#: Seconds between two checks of a supervisor whether its file is still there.
+#: Seconds between two checks of a supervisor that its file still exists.
 RENEW_S = 10.0
-#: Seconds to wait for others who change the folder, which takes milliseconds; then it is changed
-#: all the same.
+#: Seconds to wait for others that change the folder, which takes milliseconds. After that, it is
+#: changed in any case.
 LOCK_LIMIT_S = 2.0
 
-#: How many files of each other user are read: a rank has three at most.
+#: Maximum number of files to read of each other user; a rank has at most three.
 MOST_OF_A_USER = 1000
 
 _POLL_S = 0.25
-#: Seconds before each attempt to use the folder: it may be about to be created, or recreated.
+#: Seconds before each attempt to use the folder, which may be about to be created.
 _PAUSES = (0.0, 0.1, 0.3, 0.6)
 _DIR_MODE = 0o1777
 _MOST_BYTES = 16_384
@@ -54,7 +55,7 @@ _MOST_BYTES = 16_384
 QUEUED, TAKEN, STARTED = "queued", "taken", "started"
 #: The state of the note that replaces the place in the queue of a job that was stopped.
 STOPPED = "stopped"
-#: Characters of the reason in such a note.
+#: Maximum length of the reason in such a note.
 _LONGEST_REASON = 300
 _NAME = re.compile(r"lease-[0-9a-f]{32}\.json")
 _TASK = re.compile(r"[a-z]{1,16}-[0-9]{1,6}")
@@ -70,7 +71,7 @@ _TYPES: Dict[str, Callable[[Any], Any]] = {
 #: The name of a file, and the descriptor that holds its lock.
 _Published = Tuple[str, int]
 
-#: Holds a lock until its file is removed or the time is over.
+#: A program that holds a lock until its file is removed or the time is over.
 _KEEPER = """\
 import os, sys, time
 if os.fork():
@@ -82,11 +83,11 @@ while os.fstat(file).st_nlink and time.monotonic() < end:
 
 
 class LeaseError(Exception):
-    """The folder cannot be used; the message is for people."""
+    """The folder cannot be used; the message can be shown to users."""
 
 
 class HeldError(Exception):
-    """Others have what is wanted."""
+    """Other jobs have the requested resources, or precede this one in the queue."""
 
     def __init__(self, blockers: List[Entry]) -> None:
         super().__init__("; ".join(describe(blocker) for blocker in blockers))
@@ -94,11 +95,11 @@ class HeldError(Exception):
 
 
 class StoppedError(Exception):
-    """The job was stopped while it waited; the message is how, in words after its name."""
+    """The job was stopped while it waited; the message is text to follow the job's name."""
 
 
 class Entry(TypedDict, total=False):
-    """A lease or a place in the queue: the fields of its file and what is known of that."""
+    """A lease or a place in the queue: the fields of its file, and properties of the file."""
 
     state: str
     job: str
@@ -108,16 +109,16 @@ class Entry(TypedDict, total=False):
     since: float
     net: str
     resources: List[str]
-    reason: str  # of a note that the job was stopped
+    reason: str  # if the job was stopped
     name: str
     user: str
-    own: bool  # whether that is this user
-    resource: str  # of ``holders``
-    label: str  # of what is in the way: the resource in words
+    own: bool  # whether the file belongs to this user
+    resource: str  # set by ``holders``
+    label: str  # description of the resource
 
 
 class Holder(NamedTuple):
-    """The rank that wants or has a lease; ``created_at`` and ``job`` are the order of the queue."""
+    """A rank that requests or has a lease; the queue is ordered by ``created_at`` and ``job``."""
 
     created_at: float
     job: str
@@ -128,8 +129,10 @@ class Holder(NamedTuple):
 def wanted(
     port: Optional[int], gpus: Optional[List[str]], machine_gpus: List[Any]
 ) -> Dict[str, str]:
-    """Return the resources of a rank that sees ``gpus`` (by index or UUID) of ``machine_gpus``:
-    ``port/1``, ``gpu/GPU-a``, ``gpu/GPU-a/MIG-b`` for an instance, each with a name for people.
+    """Return the resources of a rank that sees ``gpus`` (by index or UUID) of ``machine_gpus``.
+
+    They are ``port/1``, ``gpu/GPU-a``, and ``gpu/GPU-a/MIG-b`` for an instance, each with a
+    readable name.
     """
     found = {} if port is None else {"port/%d" % port: "port %d" % port}
     for gpu in machine_gpus:
@@ -151,14 +154,14 @@ def user_name(uid: int) -> str:
 
 
 def entries(folder: str) -> List[Entry]:
-    """Return the leases and places in the queue that count, in the order of the jobs."""
+    """Return the valid leases and places in the queue, in the order of the jobs."""
     with contextlib.suppress(OSError), _opened(folder) as descriptor:
         return _entries(descriptor)
     return []
 
 
 def holders(folder: str) -> List[Entry]:
-    """Return the leases of GPUs and ports here, each with one ``resource``."""
+    """Return the leases of this machine's GPUs and ports, each with one ``resource``."""
     return [
         {**entry, "resource": resource}
         for entry in entries(folder)
@@ -185,19 +188,19 @@ def _opened(folder: str, create: bool = False) -> Iterator[int]:
 
 
 def _check_owner(status: os.stat_result) -> None:
-    """Check that other users cannot remove leases from a folder; OSError if they can.
+    """Check that other users cannot remove leases from a folder. Raise OSError if they can.
 
-    The owner of a folder with the sticky bit can do so all the same. It is accepted: the first user
-    of a machine makes the folder that all others use.
+    The owner of a folder with the sticky bit can still do so. That is accepted, because the first
+    user of a machine creates the folder that all others use.
     """
     if status.st_uid == os.geteuid() or status.st_mode & stat.S_ISVTX:
-        return  # the mode of this user's own folder is corrected before it is changed
+        return  # if it is this user's own folder, its mode is corrected later
     if status.st_uid != 0 or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise OSError(errno.EPERM, "without the sticky bit, others can remove leases from it")
 
 
 def _change(folder: str, change: Callable[[int], _Published]) -> _Published:
-    """Return what ``change`` returns, called with the folder locked; LeaseError if that fails."""
+    """Call ``change`` with the folder locked and return its result; LeaseError if that fails."""
     problem = OSError()
     for pause in _PAUSES:
         time.sleep(pause)
@@ -229,16 +232,16 @@ def _try_lock(descriptor: int, kind: int) -> bool:
 
 
 def _entries(folder: int, prune: bool = False) -> List[Entry]:
-    """Do as ``entries``; ``prune`` removes this user's files that nobody holds."""
+    """Return the entries of a folder; ``prune`` removes files of this user without a lock."""
     found = [_entry(folder, name, prune) for name in _names(folder)]
     return sorted((entry for entry in found if entry is not None), key=_order_of)
 
 
 def _names(folder: int) -> List[str]:
-    """Return the names of files that may be leases: all of this user, some of each other one.
+    """Return the names of files that may be leases: all of this user, some of each other user.
 
-    A user who fills the folder slows others down little and conceals only their own leases. In a
-    folder with many files, those that are locked come first, as far as ``/proc/locks`` shows them.
+    A user who fills the folder hardly delays others, and hides only their own leases. If the folder
+    has many files, locked ones come first, as far as ``/proc/locks`` shows them.
     """
     with os.scandir(folder) as found:
         files = [(file.name, file.inode()) for file in found]
@@ -258,7 +261,7 @@ def _limited(folder: int, names: List[str]) -> List[str]:
         try:
             owner = os.stat(name, dir_fd=folder, follow_symlinks=False).st_uid
         except OSError:
-            continue  # it was removed
+            continue  # it has been removed
         counts[owner] = counts.get(owner, 0) + 1
         if owner == os.geteuid() or counts[owner] <= MOST_OF_A_USER:
             kept.append(name)
@@ -266,14 +269,14 @@ def _limited(folder: int, names: List[str]) -> List[str]:
 
 
 def _locked_inodes() -> Set[int]:
-    """Return the inodes of locked files on any disk; those of other containers are not shown."""
+    """Return the inodes of locked files on all disks, except those of other containers."""
     with contextlib.suppress(OSError), open("/proc/locks", encoding="ascii") as stream:
         return {int(inode) for inode in re.findall(r":([0-9]+) [0-9]+ \S+$", stream.read(), re.M)}
     return set()
 
 
 def _entry(folder: int, name: str, prune: bool) -> Optional[Entry]:
-    """Return the contents of a file whose lock a process holds; None where it is no lease."""
+    """Return the contents of a file that a process has locked; None if it is not a lease."""
 
     def opener(path: str, _: int) -> int:
         return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
@@ -293,7 +296,7 @@ def _entry(folder: int, name: str, prune: bool) -> Optional[Entry]:
 
 
 def _fields(text: bytes) -> Optional[Entry]:
-    """Return the fields in ``text``; None where any of them is not what it should be."""
+    """Return the fields in ``text``; None if any of them is missing or invalid."""
     try:
         value = json.loads(text)
         fields = cast(Entry, {name: kind(value[name]) for name, kind in _TYPES.items()})
@@ -324,7 +327,7 @@ def _publish(
         fields["reason"] = reason
     text = json.dumps(dict(fields, resources=sorted(resources)), indent=1, sort_keys=True)
     name = "lease-%s.json" % os.urandom(16).hex()
-    # Until it is locked and complete, nobody else can open it: it counts at once or not at all.
+    # Other users can open the file only when it is locked and complete.
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     descriptor = os.open(name, flags, 0o600, dir_fd=folder)
     try:
@@ -340,7 +343,7 @@ def _publish(
 
 
 def _keep(folder: str, name: str, descriptor: int, seconds: float) -> None:
-    """Hand a lease's lock to a process that holds it for ``seconds``, or until its file is gone."""
+    """Pass a lease's lock to a process that holds it for ``seconds``, or until the file is gone."""
     try:
         subprocess.run(
             [sys.executable, "-I", "-S", "-c", _KEEPER, str(descriptor), "%.3f" % seconds],
@@ -370,12 +373,12 @@ def _network() -> str:
 
 
 def _concerns(entry: Entry, resource: str) -> bool:
-    """Return whether a resource is the same to this process: a port is one of a network."""
+    """Return whether a resource is visible here: a port belongs to a network namespace."""
     return entry["net"] == _network() or not resource.startswith("port/")
 
 
 def _overlap(one: str, other: str) -> bool:
-    """Return whether two resources are the same, or one a part of the other."""
+    """Return whether two resources are the same, or one is a part of the other."""
     return one == other or one.startswith(other + "/") or other.startswith(one + "/")
 
 
@@ -384,23 +387,23 @@ def _order_of(entry: Entry) -> Tuple[float, str]:
 
 
 def _is_of(entry: Entry, holder: Holder) -> bool:
-    """Return whether an entry is of the holder's job, and this user's."""
+    """Return whether an entry belongs to the holder's job and to this user."""
     return bool(entry["own"]) and _order_of(entry) == holder[:2]
 
 
 def _yields(entry: Entry, holder: Holder) -> bool:
-    """Return whether a lease gives way: of the same job, of an earlier attempt or not started."""
+    """Return whether a lease can be taken over: same job, and an earlier attempt or not started."""
     started = entry["state"] == STARTED
     return _is_of(entry, holder) and (entry["attempt"], started) < (holder.attempt, True)
 
 
 def _blockers(here: List[Entry], resources: Dict[str, str], holder: Holder) -> List[Entry]:
-    """Return which of ``here`` have or precede what ``holder`` wants, by resource and job."""
+    """Return the entries that block ``holder`` or precede it in the queue, by resource and job."""
     leases = [e for e in here if e["state"] != QUEUED and not _yields(e, holder)]
     queue = [e for e in here if e["state"] == QUEUED and _order_of(e) < holder[:2]]
     found: List[Entry] = []
     for resource, label in resources.items():
-        jobs = set()  # that have it; some still have their place in the queue, too
+        jobs = set()  # that have it; some also still have their place in the queue
         for entry in [*leases, *queue]:
             if entry["state"] == QUEUED and _order_of(entry) in jobs:
                 continue
@@ -418,7 +421,7 @@ def _refuse(here: List[Entry], resources: Dict[str, str], holder: Holder) -> Non
 
 
 def _note_of_stop(here: List[Entry], holder: Holder) -> Optional[Entry]:
-    """Return the note that the job of a rank was stopped while it waited; None without one."""
+    """Return the note that the job of a rank was stopped while it waited, or None."""
     notes = [entry for entry in here if entry["state"] == STOPPED and _is_of(entry, holder)]
     mine = [e for e in notes if (e["task"], e["attempt"]) == (holder.task, holder.attempt)]
     return mine[0] if mine else None
@@ -439,12 +442,15 @@ def take(
     patience: float = PATIENCE_S,
     stay: bool = False,
 ) -> None:
-    """Take all of ``resources``, for ``seconds``, for a rank that is about to start; ``stay`` keeps
-    its place in the queue. HeldError if another job has one of them or waits for it, StoppedError
-    if the job was stopped, LeaseError where the folder cannot be used: none is taken.
+    """Take all ``resources`` for a rank that is about to start, for ``seconds``.
 
-    Of two jobs that come at once to several machines, and each first to some, the later one fails
-    at once and gives back what it has; the earlier one waits for that, for ``patience`` seconds.
+    ``stay`` keeps the rank's place in the queue. Nothing is taken if this raises HeldError (another
+    job has one of the resources or waits for it), StoppedError (the job was stopped) or LeaseError
+    (the folder cannot be used).
+
+    If two jobs come to several machines at the same time, each may be first on some. The later job
+    then fails at once and releases its leases, for which the earlier one waits up to ``patience``
+    seconds.
     """
 
     def attempt(descriptor: int) -> _Published:
@@ -479,14 +485,16 @@ def wait(
     seconds: float,
     is_first: bool = False,
 ) -> List[Entry]:
-    """Queue for ``resources`` for ``seconds`` at most, holding nothing; return who is ahead.
-    StoppedError: the job was stopped meanwhile, or since it was queued, unless this ``is_first``.
+    """Queue for ``resources`` for up to ``seconds`` without taking them; return who is ahead.
+
+    Raise StoppedError if the job was stopped meanwhile. A stop before this call counts as well,
+    unless the call ``is_first``.
     """
     deadline = time.monotonic() + seconds
 
     def queue(descriptor: int) -> _Published:
         here = _entries(descriptor, prune=True)
-        if not is_first:  # what a job was stopped for that waits again is over
+        if not is_first:  # an earlier stop does not apply to a new wait
             _obey_stop(here, holder)
         before = _not_started(here, holder)
         since = min([entry["since"] for entry in before if entry["state"] == QUEUED] or [_now()])
@@ -506,7 +514,7 @@ def wait(
 
 
 def give_back(folder: str, holder: Holder) -> None:
-    """Give back what was taken for a rank that has not started, in no later attempt than this."""
+    """Release the leases of a rank that has not started, up to this attempt."""
     with contextlib.suppress(OSError), _opened(folder) as descriptor:
         for entry in _not_started(_entries(descriptor, prune=True), holder):
             if entry["attempt"] <= holder.attempt:
@@ -514,9 +522,10 @@ def give_back(folder: str, holder: Holder) -> None:
 
 
 def stop_job(folder: str, job: str, reason: str) -> int:
-    """Give back what this user's job has without a supervisor, in any of its ranks and attempts,
-    and note for who waits with it that it was stopped. Return how many leases and places in the
-    queue that were; ``reason`` is how it was stopped, in words after its name.
+    """Release the leases and places in the queue of a job of this user without a supervisor.
+
+    All ranks and attempts are included. Notes inform waiting control nodes that the job was
+    stopped. Return the number of leases and places. ``reason`` is text to follow the job's name.
     """
     given_back = 0
     for entry in entries(folder):
@@ -528,7 +537,7 @@ def stop_job(folder: str, job: str, reason: str) -> int:
 
 
 def _replace_by_note(folder: str, entry: Entry, reason: str) -> None:
-    """Replace a lease or a place in the queue by the note that the job was stopped."""
+    """Replace a lease or a place in the queue with the note that the job was stopped."""
     holder = Holder(entry["created_at"], entry["job"], entry["task"], entry["attempt"])
 
     def replace(descriptor: int) -> _Published:
@@ -542,24 +551,24 @@ def _replace_by_note(folder: str, entry: Entry, reason: str) -> None:
 
 
 def seconds_until_start(spec: records.RankSpec) -> float:
-    """Return how long a lease lasts that was taken for a rank which has not started."""
+    """Return the lifetime in seconds of a lease of a rank that has not started."""
     return max(TAKEN_S, float(spec.get("start_timeout", 0)))
 
 
 def _not_started(found: List[Entry], holder: Holder) -> List[Entry]:
-    """Return what a rank, of any attempt, has without a supervisor."""
+    """Return the entries of a rank, in any attempt, without a supervisor."""
     own = [entry for entry in found if _is_of(entry, holder) and entry["task"] == holder.task]
     return [entry for entry in own if entry["state"] != STARTED]
 
 
 def release_rank(spec: records.RankSpec) -> None:
-    """Give back what a rank has, by its ``rank.json``, whose supervisor has ended or never ran."""
-    if spec.get("leases"):  # rank.json may be cut off
+    """Release the leases in the ``rank.json`` of a rank without a live supervisor."""
+    if spec.get("leases"):  # rank.json may be truncated
         give_back(spec["leases"]["folder"], holder_of(spec))
 
 
 def holder_of(spec: records.RankSpec) -> Holder:
-    """Return the rank of a ``rank.json`` whose ``leases`` are noted."""
+    """Return the holder for a ``rank.json`` with ``leases``."""
     return Holder(spec["leases"]["created_at"], spec["job"], spec["task"], spec["attempt"])
 
 
@@ -568,7 +577,7 @@ def _now() -> float:
 
 
 class Held:
-    """What a rank's supervisor holds, from its start to its end, by its ``rank.json``."""
+    """The leases that a rank's supervisor holds from its start to its end."""
 
     def __init__(self, spec: records.RankSpec) -> None:
         self._folder = spec["leases"]["folder"]
@@ -581,9 +590,10 @@ class Held:
         self._problem = ""
 
     def confirm(self) -> None:
-        """Hold the leases from now on, also those that have expired, if they are free; HeldError if
-        another job or another start of this rank has one. The lock is that of this process alone,
-        not of one that it has forked before or starts.
+        """Hold the leases from now on, including expired ones that are still free.
+
+        Raise HeldError if another job, or another start of this rank, has one of them. The lock
+        belongs to this process only, not to processes that it forked before or starts.
         """
 
         def attempt(descriptor: int) -> _Published:
@@ -602,7 +612,7 @@ class Held:
                 self._note(str(error))
 
     def renew(self) -> None:
-        """Write the lease again, if it is time, where somebody has removed or moved its file."""
+        """Write the lease again if its file was removed or moved; checked every RENEW_S seconds."""
         if not self._resources or time.monotonic() < self._due:
             return
         self._due = time.monotonic() + RENEW_S
@@ -617,7 +627,7 @@ class Held:
                 self._name, self._descriptor = published
 
     def release(self) -> None:
-        """Give the leases back, at the rank's end."""
+        """Release the leases, at the rank's end."""
         if self._descriptor >= 0:
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(self._folder, self._name))
@@ -641,7 +651,7 @@ class Held:
 
 
 def describe(blocker: Entry) -> str:
-    """Return in words what is in the way."""
+    """Return a description of a blocking entry."""
     return "%s is %s" % (blocker["label"], whose(blocker))
 
 
@@ -659,9 +669,9 @@ def whose(blocker: Entry) -> str:
 def answer(request: Mapping[str, Any]) -> Dict[str, Any]:
     """Handle a request of the control node for a job that waits for ports and GPUs.
 
-    It has ``do`` (``queue`` at first, ``wait``, ``take`` or ``give_back``), ``folder``,
-    ``resources``, ``holder`` and ``seconds``. Returned are ``blockers``, who is in the way, a line
-    each, and, if the job was stopped, how that was: ``stopped``.
+    The request has ``do`` (``queue`` at first, ``wait``, ``take`` or ``give_back``), ``folder``,
+    ``resources``, ``holder`` and ``seconds``. Return ``blockers``, a description of each blocking
+    entry, and, if the job was stopped, the reason in ``stopped``.
     """
     folder, resources = request["folder"], request["resources"]
     holder = Holder(*request["holder"])
@@ -679,5 +689,5 @@ def answer(request: Mapping[str, Any]) -> Dict[str, Any]:
     except StoppedError as error:
         return {"blockers": [], "stopped": str(error)}
     except LeaseError:
-        pass  # stage warns of it
+        pass  # stage prints a warning
     return {"blockers": [describe(blocker) for blocker in blockers]}

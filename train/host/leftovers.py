@@ -1,4 +1,4 @@
-"""What a script that has ended leaves at work: processes that are about to be ended with it."""
+"""Finds processes that are still active when a script has ended, before they are ended."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import Callable, Dict, List, Sequence, Set
 
 from . import processes
 
-#: Seconds for which processes are looked at that outlive a script.
+#: Seconds for which processes that outlive a script are observed.
 WINDOW = 2.0
-#: Processor seconds of that from which on a process is at work.
+#: CPU seconds in that time from which a process counts as active.
 _CPU_S = 0.1
-#: Helpers that end after the script, or are to be ended with it.
+#: Helper processes that end after the script, or may be ended with it.
 _HELPERS = re.compile(
     r"multiprocessing\.(?:resource_tracker|semaphore_tracker|forkserver)|tensorboard|wandb|mlflow"
 )
-#: The most processes that are named, and characters of each.
+#: Maximum number of processes to name, and characters of each.
 _NAMED, _LENGTH = 3, 120
 
 
 def _used(pid: int) -> float:
-    """Return the processor seconds that a process has used; 0 where it has ended."""
+    """Return the CPU seconds that a process has used; 0 if it has ended."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         return sum(map(int, processes.stat(pid)[11:13])) / os.sysconf("SC_CLK_TCK")
     return 0.0
 
 
 def _present() -> Set[int]:
-    """Return what the caller, after ``processes.adopt``, has started and is still there."""
+    """Return the live descendants of the caller, which has called ``processes.adopt``."""
     with contextlib.suppress(ChildProcessError):
         processes.reap()
     found = processes.descendants([os.getpid()], processes.snapshot())
@@ -38,13 +38,14 @@ def _present() -> Set[int]:
 
 
 def at_work(script: Sequence[str], session: int, grown: Callable[[], bool]) -> List[str]:
-    """Return the command lines of processes that outlive a script and are at work. They use the
-    processors, go on with the rank's progress (``grown``), or are copies of the script itself in
-    their own sessions: it has become a daemon.
+    """Return the command lines of active processes that outlive a script.
+
+    A process is active if it uses the CPU, if the rank's progress continues (``grown``), or if it
+    is a copy of the script in another session, which means that the script became a daemon.
 
     Args:
-        script: its command.
-        session: its own, which it has led.
+        script: the script's command.
+        session: the session that the script has led.
         grown: returns whether there are new progress records.
     """
     before: Dict[int, float] = {pid: _used(pid) for pid in _present()}
@@ -64,7 +65,7 @@ def at_work(script: Sequence[str], session: int, grown: Callable[[], bool]) -> L
 
 
 def _session(pid: int) -> int:
-    """Return the session of a process; 0 where it has ended."""
+    """Return the session of a process; 0 if it has ended."""
     with contextlib.suppress(OSError):
         return os.getsid(pid)
     return 0

@@ -1,4 +1,4 @@
-"""Whether a script shows signs of life: CPU time, output, or data read by any of its processes."""
+"""Detects whether a script is active: CPU time, output, or data read by any of its processes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import NamedTuple, Optional, Set
 
 from . import processes
 
-#: The part of the time that a process which only polls may spend on a CPU.
+#: The share of the time that a process may use the CPU and still count as only polling.
 _POLLING = 0.01
 _READ = re.compile(r"^(?:rchar|read_bytes): (\d+)$", re.MULTILINE)
 
 
 class Sample(NamedTuple):
-    """What a script's processes have done so far."""
+    """Counters of the activity of a script's processes."""
 
     pids: Set[int]
     cpu_seconds: float
@@ -23,27 +23,28 @@ class Sample(NamedTuple):
 
 
 def sample(supervisor_pid: int, written: int) -> Sample:
-    """Return what all that descends from a supervisor has done; ``written`` is the size of its
-    output.
+    """Return the activity of all descendants of a supervisor.
+
+    ``written`` is the size of their output in bytes.
     """
     pids = processes.descendants([supervisor_pid], processes.snapshot())
     ticks, read = 0, 0
     for pid in pids:
         fields = processes.stat(pid)
-        ticks += sum(map(int, fields[11:15]))  # with children that have ended
+        ticks += sum(map(int, fields[11:15]))  # including ended children
         read += sum(map(int, _READ.findall(processes.read_text(processes.PROC, str(pid), "io"))))
     return Sample(pids, ticks / os.sysconf("SC_CLK_TCK"), read, written)
 
 
 class Life:
-    """Since when a script has shown no sign of life, from samples of what it has done."""
+    """Computes from samples since when a script has been inactive."""
 
     def __init__(self, now: float) -> None:
         self._seen_at = self._sampled_at = now
         self._last: Optional[Sample] = None
 
     def add(self, now: float, taken: Sample) -> None:
-        """Take a sample, at the time ``now`` in seconds of a monotonic clock."""
+        """Add a sample, taken at ``now`` in seconds of a monotonic clock."""
         last, seconds = self._last, now - self._sampled_at
         self._last, self._sampled_at = taken, now
         if last is None or taken._replace(cpu_seconds=last.cpu_seconds) != last:
@@ -52,5 +53,5 @@ class Life:
             self._seen_at = now
 
     def idle(self, now: float) -> float:
-        """Return the seconds without a sign of life."""
+        """Return the seconds without activity."""
         return now - self._seen_at

@@ -1,9 +1,9 @@
-"""Keeps what a rank writes to a file within a limit, while the script continues to write.
+"""Limits the size of a rank's file on the disk while the script continues to write to it.
 
-The script appends to a file that it holds open, which can therefore be neither renamed nor
-replaced. The space in its middle can be freed, though ("punching a hole", fallocate(2)): the file
-keeps its beginning, its newest part and all offsets, and takes no more room on the disk than that.
-On a filesystem that cannot do so, the file is emptied and begins again with its last lines.
+The script keeps the file open and appends to it, so the file can be neither renamed nor replaced.
+Instead, the space in its middle is freed ("punching a hole", fallocate(2)). The file keeps its
+beginning, its newest part and all offsets, and needs no more space than these parts. On a
+filesystem that does not support this, the file is emptied and restarted with its last lines.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import os
 import stat
 from typing import Optional, Tuple
 
-#: The first byte that was freed, and the one after the last.
+#: The offset of the first freed byte, and the offset after the last one.
 Hole = Tuple[int, int]
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
-#: How a filesystem reports that it cannot free a part of a file.
+#: The errors of a filesystem that cannot free a part of a file.
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV)
 #: Space is freed in whole blocks.
 _BLOCK = 4096
-#: The parts of the limit that are kept of a file's beginning and, at least, of its end.
+#: The shares of the limit for a file's beginning and (at least) for its end.
 _HEAD, _NEWEST = 8, 2
-#: Bytes of a file's end that are kept where the rest cannot be freed.
+#: Bytes of a file's end to keep if the rest cannot be freed.
 _LAST = 65_536
 
 
 def punch(descriptor: int, begin: int, end: int) -> None:
-    """Free the space of a file from ``begin`` to ``end``; OSError if that is not possible."""
+    """Free the space of a file from ``begin`` to ``end``. Raise OSError if that is impossible."""
     fallocate = ctypes.CDLL(None, use_errno=True).fallocate
     fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
     if fallocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, begin, end - begin):
@@ -38,8 +38,9 @@ def punch(descriptor: int, begin: int, end: int) -> None:
 
 
 class LimitedFile:
-    """A file that takes at most about ``limit`` bytes on the disk, apart from what is written
-    between two calls; with a limit of 0, any number. ``hole`` is what was freed in its middle.
+    """A file that takes at most about ``limit`` bytes on the disk; 0 means no limit.
+
+    It may exceed the limit between two calls. ``hole`` is the freed range in its middle.
     """
 
     def __init__(self, path: str, limit: int) -> None:
@@ -49,7 +50,7 @@ class LimitedFile:
         self.hole: Optional[Hole] = None
 
     def wanted(self) -> Optional[Hole]:
-        """Return the hole that the file needs now; None if it fits, or is not a plain file."""
+        """Return the range to free now; None if the file fits, or is not a plain file."""
         try:
             status = os.lstat(self.path)
         except OSError:
@@ -57,7 +58,7 @@ class LimitedFile:
         if not self._limit or not stat.S_ISREG(status.st_mode):
             return None
         if self.hole and (status.st_ino != self._inode or status.st_size < self.hole[1]):
-            self.hole = None  # the script has replaced or emptied it
+            self.hole = None  # the script has replaced or emptied the file
         self._inode = status.st_ino
         freed = self.hole[1] - self.hole[0] if self.hole else 0
         if status.st_size - freed <= self._limit:
@@ -66,7 +67,7 @@ class LimitedFile:
         return self._begin, max(self._begin, end)
 
     def free(self, hole: Hole) -> None:
-        """Make the hole that is ``wanted``; OSError if the file cannot be changed."""
+        """Free the range returned by ``wanted``. Raise OSError if the file cannot be changed."""
         begin = self.hole[1] if self.hole else hole[0]
         flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         descriptor = os.open(self.path, flags)
@@ -83,7 +84,7 @@ class LimitedFile:
 
 
 def _begin_again(descriptor: int) -> None:
-    """Empty a file but for its last lines."""
+    """Empty a file except for its last lines."""
     size = os.fstat(descriptor).st_size
     last = os.pread(descriptor, _LAST, max(0, size - _LAST))
     os.ftruncate(descriptor, 0)

@@ -1,4 +1,4 @@
-"""What keeps a process from ending that has done its work: threads and child processes."""
+"""Finds what prevents a process from exiting after its work: threads and child processes."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from typing import List
 
 from . import processes
 
-#: Names of threads that TensorFlow and its libraries start; they do not keep Python from ending.
+#: Names of threads of TensorFlow and its libraries, which do not prevent Python from exiting.
 _NATIVE = re.compile(
     r"tf_|grpc|event_engine|default-exec|resolver|timer_manager|client_channel|WorkSteal|lifeguard|"
     r"cuda|nccl|jemalloc|bundle_|data_"
 )
-#: The most threads and children that are named, and characters of each.
+#: Maximum number of threads and children to name, and characters of each.
 _NAMED, _LENGTH = 3, 80
 
 
 def describe(pid: int) -> List[str]:
-    """Return what still runs of a process besides its main thread, in words. Python names its
-    threads for the kernel from 3.14 on; before, they have the name of the process.
+    """Describe the threads and children of a process besides its main thread.
+
+    Python 3.14 and later pass the names of threads to the kernel. Threads of earlier versions have
+    the name of the process.
     """
     main = processes.read_text(processes.PROC, str(pid), "comm").strip()
     names = [

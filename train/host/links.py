@@ -1,9 +1,10 @@
-"""Measures the paths between this host and others, all hosts at once, a disjoint pair at a time.
+"""Measures the paths between this host and others, in disjoint pairs of all hosts at a time.
 
-Every host has the same schedule: rounds, in each of which it has one peer or none. Both connect to
-each other's port, so each direction is tried and measured on the connection to who receives. A host
-that is still busy with its round before keeps its peer waiting, so nobody needs to count time. What
-comes is only bytes to be counted; a connection that does not begin with the run's token is closed.
+Every host has the same schedule of rounds, in each of which it has one peer or none. Both hosts
+connect to each other's port, so that each direction is tested, and measured on the connection to
+the receiver. A host that is still busy with its previous round makes its peer wait, so the hosts
+need no common clock. Received bytes are only counted. A connection that does not begin with the
+run's token is closed.
 """
 
 from __future__ import annotations
@@ -22,32 +23,32 @@ from . import processes
 from .errors import Params, Result
 from .probe import REFUSED, connect
 
-#: Seconds for a connection; for a peer that nothing is heard of, that may not have begun yet, and
-#: that is busy with its round before; for bytes that do not come; for a connection that a peer says
-#: is there; for a round without a peer; for all that a peer sends.
+#: Time limits in seconds: for a connection; for a silent peer, for one that may not have begun yet,
+#: and for one that is busy with its previous round; for the next bytes; for a connection that the
+#: peer has reported; for a round without a peer; for all bytes of a peer.
 CONNECT_S, SILENT_S, START_S, BUSY_S, STALL_S, MEET_S = 2.0, 4.0, 15.0, 40.0, 4.0, 0.3
 BYE_S, RECEIVE_S = 0.5, 15.0
 _BLOCK = 65_536
-#: Round trips at most, and the milliseconds after which one more is the last one.
+#: Maximum number of round trips, and the milliseconds after which only one more is made.
 _PINGS, _PINGS_MS = 15, 500.0
-#: Bytes that wait to be sent at most: more would take long on a slow path.
+#: Size of the send buffer in bytes: more would take long on a slow path.
 _UNSENT = 512 * 1024
 
 
 class Link(TypedDict, total=False):
-    """What was found of the way to a peer; what was not measured is not there."""
+    """The results for the path to a peer, without those that were not measured."""
 
-    out: str  # what a connection to the peer's port came to, see probe.py
-    met: str  # who answered there, where it was not the peer
-    local: str  # the address here from which this host sends
-    rtt_ms: float  # the median time of a round trip
+    out: str  # result of a connection to the peer's port, see probe.py
+    met: str  # the host that answered there, if not the peer
+    local: str  # the local address of the connection
+    rtt_ms: float  # the median round-trip time
     least_rtt_ms: float
-    sent_mbit: float  # Mbit/s to the peer; 0 where small packets arrive and large ones do not
+    sent_mbit: float  # Mbit/s to the peer; 0 if only small packets arrive
     got_mbit: float  # Mbit/s from the peer
-    both_mbit: float  # Mbit/s to the peer while as much as possible came from it
-    resent: float  # the share of the segments to the peer that were sent again
+    both_mbit: float  # Mbit/s to the peer while the peer sends, too
+    resent: float  # the share of retransmitted segments to the peer
     mtu: int  # bytes of a packet on the path, as the kernel knows it
-    waited: float  # the share of the time in which this host had no core free for that
+    waited: float  # the share of the time in which this host had no free core
 
 
 class _Host:
@@ -60,7 +61,7 @@ class _Host:
         self._arrived = threading.Condition()
 
     def listen(self, port: int) -> str:
-        """Accept connections in the background; return why that is impossible, or nothing."""
+        """Accept connections in the background; return an error, or an empty text."""
         try:
             both = socket.has_dualstack_ipv6()
             family = socket.AF_INET6 if both else socket.AF_INET
@@ -78,7 +79,7 @@ class _Host:
             threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
 
     def _greet(self, connection: socket.socket) -> None:
-        """Keep a connection for its round if it is of this run and for this host."""
+        """Keep a connection for its round if it belongs to this run and this host."""
         with contextlib.suppress(OSError, ValueError):
             connection.settimeout(CONNECT_S)
             asked = _read_line(connection)
@@ -92,7 +93,7 @@ class _Host:
         connection.close()
 
     def _call(self, peer: str) -> Tuple[Link, Optional[socket.socket]]:
-        """Connect to a peer; it may not have begun yet."""
+        """Connect to a peer, which may not have begun yet."""
         address, port = self.peers[peer]
         while True:
             result, connection = connect(address, port, CONNECT_S)
@@ -112,7 +113,7 @@ class _Host:
         return found, connection
 
     def _wait(self, peer: str, seconds: float) -> Optional[socket.socket]:
-        """Return the connection of a peer that calls in time."""
+        """Return the connection of a peer, or None if it does not connect in time."""
         with self._arrived:
             self._arrived.wait_for(lambda: peer in self._waiting, seconds)
             return self._waiting.get(peer)
@@ -122,7 +123,7 @@ class _Host:
         found, own = self._call(peer)
         first = time.monotonic() < self._began + START_S
         silent = START_S if first and own is None else SILENT_S
-        # What a peer sends may be no line of this program's at all.
+        # The peer may be another program, which sends anything.
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             if self.name < peer:
                 used = own or self._wait(peer, silent)
@@ -140,7 +141,7 @@ class _Host:
     def _spoken_to(
         self, peer: str, own: Optional[socket.socket], seconds: float
     ) -> Optional[socket.socket]:
-        """Return the connection on which the peer, which leads, begins: its own or this host's."""
+        """Return the connection on which the leading peer begins: its own or this host's."""
         began = time.monotonic()
         while True:
             theirs = self._wait(peer, 0.1 if own is not None else seconds)
@@ -153,7 +154,7 @@ class _Host:
     def _lead(self, peer: str, out: socket.socket, found: Link) -> None:
         out.settimeout(BUSY_S)
         _send_line(out, {"go": True})
-        _read_line(out)  # the peer is in this round, too
+        _read_line(out)  # the peer is also in this round
         theirs = self._wait(peer, MEET_S)
         _send_line(out, {"back": theirs is not None})
         out.settimeout(STALL_S)
@@ -184,7 +185,7 @@ class _Host:
     def _transfer(
         self, out: socket.socket, back: socket.socket, found: Link, sends_first: bool
     ) -> None:
-        """Measure both directions, each on the connection to the address of who receives."""
+        """Measure both directions, each on the connection to the receiver's address."""
         out.settimeout(STALL_S)
         back.settimeout(STALL_S)
         found["local"] = str(out.getsockname()[0]).replace("::ffff:", "")
@@ -203,7 +204,7 @@ class _Host:
             reader.start()
             _send(out, self.seconds)
             reader.join(2 * STALL_S)
-            # Each sends what it has received.
+            # Each host sends its result.
             _send_line(back, {"got": counted[0] if counted else 0.0})
             found["both_mbit"] = _got(out)
 
@@ -213,7 +214,7 @@ class _Host:
             _send(out, self.seconds)
             found["sent_mbit"] = _got(out)
         except OSError:
-            # Full packets arrive, only slowly, or none does.
+            # Full packets arrive slowly, or not at all.
             arrived = _counts(out)["acked"] - before["acked"]
             rate = 8e-6 * arrived / (time.monotonic() - began)
             found["sent_mbit"] = round(rate, 3) if arrived > _BLOCK else 0.0
@@ -235,7 +236,7 @@ def _send_line(connection: socket.socket, value: Mapping[str, Any]) -> None:
 
 
 def _read_line(connection: socket.socket) -> Dict[str, Any]:
-    """Return a short line of JSON; what follows it stays to be read."""
+    """Read a short line of JSON, without any bytes after it."""
     line = b""
     while not line.endswith(b"\n") and len(line) < 500:
         line += _read(connection)
@@ -263,7 +264,7 @@ def _send(connection: socket.socket, seconds: float) -> None:
 
 
 def _got(connection: socket.socket) -> float:
-    """Return the Mbit/s that the peer reports to have counted; ValueError if it is no rate."""
+    """Return the Mbit/s that the peer has counted; ValueError if it is not a rate."""
     rate = _read_line(connection)["got"]
     if not isinstance(rate, (int, float)) or not 0 <= rate < 1e9:
         raise ValueError("no rate")
@@ -271,7 +272,7 @@ def _got(connection: socket.socket) -> float:
 
 
 def _receive(connection: socket.socket) -> float:
-    """Count what comes, in blocks of which the last one begins with 0; return Mbit/s."""
+    """Count received blocks, of which the last one begins with 0; return Mbit/s."""
     received, block = 0, memoryview(bytearray(_BLOCK))
     began = time.monotonic()
     while received == 0 or received % _BLOCK or block[0]:
@@ -285,7 +286,7 @@ def _receive(connection: socket.socket) -> float:
 
 
 def _counts(connection: socket.socket) -> Dict[str, int]:
-    """Return segments, bytes ``acked`` and the path's MTU, as in the kernel's struct tcp_info."""
+    """Return segments, bytes ``acked`` and the path's MTU from the kernel's struct tcp_info."""
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
     places = {"resent": ("I", 100), "sent": ("I", 136), "mtu": ("I", 60), "acked": ("Q", 120)}
     if len(info) < 140:
@@ -294,12 +295,12 @@ def _counts(connection: socket.socket) -> Dict[str, int]:
 
 
 def measure(params: Params) -> Result:
-    """Measure the paths to this host's peers; return ``links`` by peer, see ``Link``.
+    """Measure the paths to this host's peers and return ``links`` by peer, see ``Link``.
 
     Args:
-        params: ``name`` of this host; ``token`` of the run; ``port`` to listen on; ``peers``, by
-            name the address and port of each; ``rounds``, the peer of each round or None;
-            ``seconds`` of each transfer; ``both``, whether also in both directions at once.
+        params: ``name`` of this host; ``token`` of the run; ``port`` to listen on; ``peers``,
+            the address and port of each by name; ``rounds``, the peer of each round or None;
+            ``seconds`` of each transfer; ``both``, whether to measure both together, too.
     """
     host = _Host(params)
     trouble = host.listen(int(params["port"]))
@@ -308,5 +309,5 @@ def measure(params: Params) -> Result:
         if peer is not None:
             links[peer] = host.round(peer)
         else:
-            time.sleep(BYE_S)  # others are in a round, and one may call here by mistake
+            time.sleep(BYE_S)  # others are in a round, and one may connect here by mistake
     return {"links": links, "trouble": trouble}

@@ -1,4 +1,4 @@
-"""What a rank gets of its host's processors, and what keeps it from more: mostly counters."""
+"""Reads counters of a rank's CPU time, and of limits and load on its host."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .processes import control_groups, numbers, read_text
 from .records import is_number
 
 SYS = "/sys"
-#: In the rank's folder: what nvidia-smi has last printed.
+#: File in the rank's folder with the last output of nvidia-smi.
 GPU_FILE = "gpus.csv"
-#: Seconds between two runs of nvidia-smi, and after one that failed; the longest that one may take.
+#: Seconds between two runs of nvidia-smi, and after a failed one; time limit of a run.
 GPU_EVERY_S = 10.0
 GPU_RETRY_S = 120.0
 GPU_LIMIT_S = 3.0
-#: Processors whose clock is read: reading that of an idle one takes some kernels 10 ms.
+#: Maximum number of processors whose clock is read: some kernels need 10 ms for an idle one.
 _CLOCKS = 4
 _FIELDS = ("index", "uuid", "clocks.sm", "clocks.max.sm", "utilization.gpu")
 
@@ -29,45 +29,45 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Facts(TypedDict, total=False):
-    """Counters of a process, its process group and its host; what the host lacks is not there."""
+    """Counters of a process, its process group and its host, as far as the host has them."""
 
     t: float  # seconds of the host's monotonic clock
-    machine: str  # the kernel's id of its start: the same for ranks on one machine
-    cpu_s: float  # CPU seconds of the process group, its ended children included
+    machine: str  # the boot id: the same for ranks on one machine
+    cpu_s: float  # CPU seconds of the process group, including ended children
     wait_s: float  # seconds in which its threads were ready to run and waited for a core
     stopped: bool  # whether the process is stopped by a signal
     nice: int  # the niceness of its threads (their median)
     cores: int  # logical cores that it may use
-    quota_cores: float  # cores that the limit of its cgroup is worth; without a limit not there
-    periods: int  # periods of that limit that went by, and
-    throttled: int  # those in which it was used up and the processes had to wait
-    thermal: int  # events in which the processors slowed down for heat
-    mhz: int  # highest clock of the cores that it is on now, and
-    max_mhz: int  # highest clock that they are made for
+    quota_cores: float  # CPU limit of its cgroup in cores; absent without a limit
+    periods: int  # past periods of that limit, and
+    throttled: int  # those in which the limit was reached
+    thermal: int  # times that the processors slowed down because of heat
+    mhz: int  # highest current clock of the cores on which it runs, and
+    max_mhz: int  # their maximum clock
     busy_s: float  # CPU seconds of all processes of the machine, and
-    steal_s: float  # those that its hypervisor gave to others
+    steal_s: float  # CPU seconds that its hypervisor gave to other machines
     all_cores: int  # the machine's logical cores
-    cpu_pressure: float  # percent of the last 10 s in which some process waited for a core
+    cpu_pressure: float  # percentage of the last 10 s in which a process waited for a core
     tcp_sent: int  # TCP segments that the host (its network namespace) sent, and
-    tcp_resent: int  # those that it sent again
-    gpus: List[Gpu]  # those that the process may use
+    tcp_resent: int  # those that it retransmitted
+    gpus: List[Gpu]  # the GPUs that the process may use
 
 
 class Gpu(TypedDict):
-    """A GPU as nvidia-smi describes it now."""
+    """The current state of a GPU from nvidia-smi."""
 
     index: int
     uuid: str
     mhz: int
     max_mhz: int
     busy: Optional[int]  # percent
-    reasons: int  # NVML's bits of what holds the clock down
+    reasons: int  # NVML's bits for the reasons of a throttled clock
 
 
 def facts(pid: int, folder: Optional[str] = None) -> Facts:
-    """Return what is known of ``pid``, which leads a process group; nothing where it has ended.
+    """Return facts about ``pid``, which leads a process group; empty if it has ended.
 
-    What nvidia-smi prints is kept in ``folder``; without one it is not run.
+    The output of nvidia-smi is stored in ``folder``. Without a folder, nvidia-smi is not run.
     """
     group = _group(pid)
     if pid not in group:
@@ -76,7 +76,7 @@ def facts(pid: int, folder: Optional[str] = None) -> Facts:
     with contextlib.suppress(OSError):
         found["machine"] = processes.boot_id()
     for read in (_time, limit, _machine, _network):
-        with contextlib.suppress(ValueError, IndexError, KeyError):  # another kernel's format
+        with contextlib.suppress(ValueError, IndexError, KeyError):  # other kernels, other formats
             found.update(read(pid, group))
     used = [] if folder is None else _gpus(pid, group, folder)
     if used:
@@ -85,13 +85,13 @@ def facts(pid: int, folder: Optional[str] = None) -> Facts:
 
 
 def _number(*parts: str) -> int:
-    """Return the number in a file; 0 where there is none."""
+    """Return the number in a file, or 0."""
     text = read_text(*parts).strip()
     return int(text) if is_number(text) else 0
 
 
 def _group(pid: int) -> Dict[int, List[str]]:
-    """Return the fields of the process and of those in the group that it leads, by process."""
+    """Return the ``stat`` fields of the process and of its process group, by process."""
     group = {}
     for one in processes.pids():
         with contextlib.suppress(OSError, IndexError):  # it has ended
@@ -102,7 +102,7 @@ def _group(pid: int) -> Dict[int, List[str]]:
 
 
 def _time(pid: int, group: Dict[int, List[str]]) -> Facts:
-    """Return what the processes have had of the cores, and the clock of those they are on."""
+    """Return the CPU time of the processes, and the clock of the cores on which they run."""
     ticks = sum(int(value) for fields in group.values() for value in fields[11:15])
     waited: List[float] = []
     nices, running = [], [int(group[pid][36])]
@@ -120,7 +120,7 @@ def _time(pid: int, group: Dict[int, List[str]]) -> Facts:
         "stopped": group[pid][0] in "Tt",
         "nice": statistics.median_low(nices or [int(group[pid][16])]),
     }
-    if any(waited):  # not every kernel counts them
+    if any(waited):  # not every kernel counts this
         found["wait_s"] = round(sum(waited), 3)
     status = read_text(processes.PROC, str(pid), "status")
     allowed = re.search(r"^Cpus_allowed_list:\s*(\S+)", status, re.M)
@@ -139,7 +139,7 @@ def _time(pid: int, group: Dict[int, List[str]]) -> Facts:
 
 
 def limit(pid: int, group: Optional[Dict[int, List[str]]] = None) -> Facts:
-    """Return the limit on CPU time of the nearest control group that has one."""
+    """Return the CPU limit of the nearest control group that has one."""
     listed = read_text(processes.PROC, str(pid), "cgroup")
     for folders in control_groups(listed, "cpu", os.path.join(SYS, "fs/cgroup")):
         for folder in folders:
@@ -159,7 +159,7 @@ def limit(pid: int, group: Optional[Dict[int, List[str]]] = None) -> Facts:
 
 
 def _machine(pid: int, group: Dict[int, List[str]]) -> Facts:
-    """Return what all processes have had of the machine's cores, and how these are."""
+    """Return the CPU time of all processes of the machine, and the state of its cores."""
     lines = read_text(processes.PROC, "stat").splitlines()
     user, nice, system, _, _, irq, softirq, steal = (int(v) for v in lines[0].split()[1:9])
     found: Facts = {
@@ -187,7 +187,7 @@ def _network(pid: int, group: Dict[int, List[str]]) -> Facts:
 
 
 def _gpus(pid: int, group: Dict[int, List[str]], folder: str) -> List[Gpu]:
-    """Return the state of the GPUs that the process may use, as nvidia-smi prints it."""
+    """Return the state of the GPUs that the process may use, from nvidia-smi."""
     opened = (path for member in group for path in processes.opened(member))
     if gpus.nvidia_smi() is None or not any(re.match(r"/dev/nvidia[0-9]", path) for path in opened):
         return []
@@ -202,7 +202,7 @@ def _gpus(pid: int, group: Dict[int, List[str]], folder: str) -> List[Gpu]:
             for row in rows:
                 reasons = next((row[name] for name in gpus.REASONS if name in row), "")
                 text += ",".join([*(row.get(name, "") for name in _FIELDS), reasons]) + "\n"
-        with contextlib.suppress(OSError):  # a full disk: it is run again
+        with contextlib.suppress(OSError):  # on a full disk, nvidia-smi is run again
             with open(path, "w", encoding="utf-8") as stream:
                 stream.write(text)
             os.utime(path)
@@ -215,7 +215,7 @@ def _gpus(pid: int, group: Dict[int, List[str]], folder: str) -> List[Gpu]:
 
 
 def _parse(line: str) -> Optional[Gpu]:
-    """Return the GPU in a line of GPU_FILE; None where one is missing, as ``[N/A]``."""
+    """Return the GPU in a line of GPU_FILE; None if a value is missing, such as ``[N/A]``."""
     words = line.split(",")
     try:
         return {

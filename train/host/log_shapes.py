@@ -1,4 +1,4 @@
-"""How lines look that Python, TensorFlow, absl and Keras print: what several parts look for."""
+"""Patterns for lines that Python, TensorFlow, absl and Keras print."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import re
 
 #: Control sequences of terminals.
 ESCAPES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
-#: Of decoded text.
+#: The same in decoded text.
 CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 
-#: How TensorFlow's lines begin, by level: those that absl writes, and those that it does not.
+#: Beginnings of TensorFlow's log lines by level: written by absl, and by other code.
 ABSL, NATIVE = r"{level}\d{{4}} \d\d:", r"\d{{4}}-\d\d-\d\d [\d:.,]+: {level} "
-#: How TensorFlow's advice about its build begins.
+#: The beginning of TensorFlow's advice about its build.
 ADVICE = "To enable the following instructions: "
-#: How ``fit`` of Keras begins an epoch, and a bar: the batch and their number.
+#: The beginning of an epoch in Keras ``fit``, and of a bar: the batch and the number of batches.
 EPOCH = r"Epoch (?P<epoch>[1-9][0-9]{0,8})/(?P<epochs>[0-9]{1,9})"
 BATCH = r"(?P<batch>[0-9]{1,15})/(?:(?P<total>[0-9]{1,15})|Unknown) "
-#: A bar of tqdm, or a rate as it shows one.
+#: A progress bar of tqdm, or its rate.
 TQDM = r"\d+%\|.*\||\d(?:it/s|s/it)\b"
 
-#: How faulthandler begins its report of a fatal signal, and the stack of the thread that it hit.
+#: The beginning of faulthandler's report of a fatal signal, and of the stack of the current thread.
 FATAL, CURRENT_THREAD = "Fatal Python error: ", "Current thread "
-#: What C++ prints of an exception that nothing catches; ``TERMINATED`` comes first.
+#: Output of C++ for an uncaught exception; ``TERMINATED`` comes first.
 TERMINATED, WHAT = r"terminat\w+ ", r"what\(\):"
 
 
 def logged(level: str) -> str:
-    """Return a pattern of how a line of TensorFlow begins that is of a level: I, W, E or F."""
+    """Return a pattern for the beginning of TensorFlow's log lines of a level: I, W, E or F."""
     return "|".join(shape.format(level=level) for shape in (ABSL, NATIVE))

@@ -1,8 +1,9 @@
-"""Keeps secrets of a script out of what leaves its host: its log, last lines and reasons.
+"""Masks secrets of a script in the data that leaves its host: log, last lines and reasons.
 
-Secrets are values of ``train_job_environment``, and the lines of values with several lines: those
-of a variable whose name announces a secret, such as ``API_TOKEN``, and those that look generated or
-are URLs with a password. All others, such as ``DATASET: cifar10``, stay readable in logs.
+Secrets are values of ``train_job_environment``, including each line of a value with several lines.
+A value is a secret if the name of its variable indicates one, such as ``API_TOKEN``, if it looks
+generated, or if it is a URL with a password. Other values, such as ``DATASET: cifar10``, are not
+masked in logs.
 """
 
 from __future__ import annotations
@@ -12,10 +13,9 @@ import re
 import urllib.parse
 from typing import Iterable, List, Mapping, Set
 
-#: What stands for a secret in messages; in logs it is as many asterisks as the secret has bytes.
+#: Replaces a secret in messages; in logs, the secret is replaced by as many asterisks as bytes.
 MASK = "***"
-#: Characters of the shortest secret, and of the shortest beginning of one that a line may have been
-#: cut off at.
+#: Minimum length of a secret, and of the beginning of a secret at the end of a truncated line.
 SHORTEST, SHORTEST_CUT = 4, 4
 
 _ANNOUNCED = re.compile(
@@ -37,7 +37,7 @@ def _is_secret(name: str, value: str) -> bool:
 
 
 def _forms(secret: str) -> Set[str]:
-    """Return a secret as it may be printed: as it is, in a string literal, in a URL."""
+    """Return the forms in which a secret may be printed: as is, in a string literal, in a URL."""
     return {
         secret,
         json.dumps(secret)[1:-1],
@@ -47,8 +47,10 @@ def _forms(secret: str) -> Set[str]:
 
 
 class Mask:
-    """Masks the secrets of scripts with these environments; ``every`` takes all values of SHORTEST
-    characters or more for secrets, for messages that are sent to other people.
+    """Masks the secrets in the environments of scripts.
+
+    With ``every``, all values of at least SHORTEST characters are secrets. This is for messages
+    that are sent to other people.
     """
 
     def __init__(self, environments: Iterable[Mapping[str, object]], every: bool = False) -> None:
@@ -58,14 +60,14 @@ class Mask:
                 for text in (str(value), *map(str.strip, str(value).splitlines())):
                     if _is_secret(name, text) or (every and len(text) >= SHORTEST):
                         found.update(_forms(text))
-        #: The longest first: one may hold another.
+        #: Longest first, because one may contain another.
         self._secrets: List[str] = sorted(found, key=lambda text: (-len(text), text))
         self._bytes = [text.encode("utf-8", "surrogateescape") for text in self._secrets]
-        #: Bytes of the longest secret; 0 without any.
+        #: Length of the longest secret in bytes; 0 if there is none.
         self.longest = max(map(len, self._bytes), default=0)
 
     def text(self, text: str) -> str:
-        """Return a message without secrets, or the beginning of one that a line was cut off at."""
+        """Return a message without secrets and without beginnings of secrets at truncated ends."""
         for secret in self._secrets:
             text = text.replace(secret, MASK)
         return "\n".join(map(self._without_cut_secret, text.split("\n")))
@@ -78,8 +80,10 @@ class Mask:
         return line
 
     def log(self, data: bytes, before: bytes = b"", after: bytes = b"") -> bytes:
-        """Return a piece of a log of the same length, without secrets; ``before`` and ``after`` are
-        up to ``longest`` bytes around it, which may hold the other part of one.
+        """Return a piece of a log without secrets, in its original length.
+
+        ``before`` and ``after`` are up to ``longest`` bytes around the piece, which may contain the
+        other part of a secret.
         """
         around = before + data + after
         for secret in self._bytes:

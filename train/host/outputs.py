@@ -1,4 +1,4 @@
-"""Files that look like results in the folder where a script ran: nothing of them is fetched."""
+"""Finds files in the working directory of a script that look like results."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _RESULT = re.compile(
 _FOLDER = re.compile(
     r"(?:outputs?|results?|models?|ckpts?|checkpoints?|saved_models?|exports?|weights)$", re.I
 )
-#: The most files that are looked at, seconds for it, and names that are kept.
+#: Maximum number of files to examine, time limit in seconds, and number of names to keep.
 _MOST, _SECONDS, _NAMED = 20_000, 2.0, 3
 
 
 def _files(folder: str) -> Iterator[Tuple[str, os.stat_result]]:
-    """Yield the regular files below a folder, by path within it, as far as there is time."""
+    """Yield the regular files below a folder by relative path, within the time limit."""
     deadline, number = time.monotonic() + _SECONDS, 0
     for place, _, names in os.walk(folder):
         for name in sorted(names):
@@ -44,8 +44,9 @@ def _looks_like_result(path: str) -> bool:
 
 
 def matching(folder: str, globs: Sequence[str]) -> List[str]:
-    """Return the files and folders below ``folder`` that patterns match, by path within it; a
-    pattern that leads out of it matches nothing.
+    """Return the files and folders below ``folder`` that match ``globs``, by relative path.
+
+    A pattern that leads out of the folder matches nothing.
     """
     found: Set[str] = set()
     top = os.path.realpath(folder)
@@ -61,12 +62,11 @@ def matching(folder: str, globs: Sequence[str]) -> List[str]:
 
 
 def left_behind(folder: str, since: float, fetched: Sequence[str]) -> Tuple[int, int, List[str]]:
-    """Return how many files that look like results were written below ``folder``, their bytes, and
-    the names of some.
+    """Return number, total size and some names of files below ``folder`` that look like results.
 
     Args:
-        since: Unix time from which on they were written.
-        fetched: patterns of those that are fetched anyway.
+        since: Unix time; only files written after it count.
+        fetched: patterns of files that are fetched anyway.
     """
     wanted = matching(folder, fetched) if fetched else []
     count, size, names = 0, 0, []

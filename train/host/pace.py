@@ -1,4 +1,4 @@
-"""Whether a rank still makes steps, and where it is stuck when it does not."""
+"""Detects whether a rank still makes steps, and where it is stuck if not."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from .records import Progress
 _TRAINING = "training"
 _END_OF_EPOCH = "training, end of an epoch"
 _FRAME = re.compile(r'^  File "([^"]+)", line ([0-9]+) in (.+)$')
-#: A rank that waits for the others is in TensorFlow or Keras.
+#: Files of TensorFlow and Keras, where a rank is that waits for the others.
 _FRAMEWORK = re.compile(r"/(?:tensorflow|tf_keras|keras)/")
 _INSTALLED = re.compile(r"/(?:site-packages|dist-packages|lib/python3[^/]*)/")
 
 
 class Pace:
-    """How often a rank makes steps, from its progress records.
+    """Measures from progress records how often a rank makes steps.
 
-    The gap between two records with new steps is compared with the usual gap of the same kind:
-    between two steps, at the end of an epoch (a test or a checkpoint may follow that no record
-    reports), in another phase such as ``evaluating``. ``factor`` times that is too long (0: never),
-    ``least`` seconds are not. But for the steps themselves, what has happened less than twice has
-    no limit; nor has what follows the last epoch, or one of unknown length.
+    The time between two records with new steps is compared with the usual time of the same kind:
+    between two steps, at the end of an epoch (where an unreported test or checkpoint may follow),
+    or in another phase such as ``evaluating``. The limit is ``factor`` times the usual time (0: no
+    limit), but at least ``least`` seconds. Except for steps, a kind has no limit before it has
+    happened twice. There is also no limit after the last epoch, or in one of unknown length.
     """
 
     def __init__(self, factor: float, least: float) -> None:
         self._factor, self._least = factor, least
-        self.step: Optional[int] = None  # of the last record
+        self.step: Optional[int] = None  # step of the last record
         self._epoch: Any = None
         self._since = 0.0
         self._record: Progress = {}
         self._most = 0
-        self._seen_at = 0.0  # when the last record came
+        self._seen_at = 0.0  # time of the last record
         self._usual: Dict[str, Deque[float]] = {}
 
     def feed(self, records: Iterable[Progress], now: float) -> None:
-        """Take new progress records, at the time ``now`` in seconds of a monotonic clock."""
+        """Add new progress records, at ``now`` in seconds of a monotonic clock."""
         for record in records:
             self._seen_at = now
             step = record.get("step")
@@ -64,23 +64,24 @@ class Pace:
         return str(self._record.get("phase", _TRAINING))
 
     def _kind(self) -> str:
-        """Return what kind of gap this may be; empty for one that has no limit."""
+        """Return the kind of the current gap; empty if it has no limit."""
         phase, epoch = self._phase(), self._record.get("epoch")
         if phase != _TRAINING:
             return phase
         if epoch is None and "steps" not in self._record:
-            return _TRAINING  # a script that reports steps alone
+            return _TRAINING  # a script that reports only steps
         place = _place(self._record)
         if place is None:
             return ""
-        # A rank may be further than its last record.
+        # A rank may be ahead of its last record.
         if self._most and place[0] + 2 * self._most < place[1]:
             return _TRAINING
         return "" if epoch in (None, self._record.get("epochs")) else _END_OF_EPOCH
 
     def finished_for(self, now: float) -> float:
-        """Return for how many seconds a rank has reported nothing after its last step; 0 where that
-        is not known, or there are more steps to come.
+        """Return for how many seconds a rank has reported nothing after its last step.
+
+        0 if more steps are to come, or if that is unknown.
         """
         step, steps = self._record.get("step"), self._record.get("steps")
         epoch, epochs = self._record.get("epoch"), self._record.get("epochs")
@@ -91,7 +92,7 @@ class Pace:
         return now - self._seen_at
 
     def overdue(self, now: float) -> str:
-        """Return in words how long there has been no step if that is too long, else nothing."""
+        """Return a text about the time without a step if it is too long, or an empty text."""
         if self.step is None or not self._factor:
             return ""
         kind = self._kind()
@@ -110,7 +111,7 @@ class Pace:
 
 
 def _place(record: Progress) -> Optional[Tuple[int, int]]:
-    """Return how many steps of an epoch are done, and of how many; None where that is not known."""
+    """Return the completed steps of an epoch, and their total; None if unknown."""
     if "batch" in record and "batches" in record:
         return record["batch"], record["batches"]
     step, steps, epochs = record.get("step"), record.get("steps"), record.get("epochs", 1)
@@ -122,17 +123,20 @@ def _place(record: Progress) -> Optional[Tuple[int, int]]:
 
 
 def crashed_in(log: str) -> str:
-    """Return where the thread was that a fatal signal hit, as ``stuck_in`` does; empty where
-    faulthandler has written nothing.
+    """Return where the thread was that received a fatal signal, in the format of ``stuck_in``.
+
+    Empty if faulthandler has written nothing.
     """
     stack = log.rpartition(log_shapes.FATAL)[2].rpartition("\n" + log_shapes.CURRENT_THREAD)[2]
     return stuck_in(stack.partition("\n\n")[0])[0]
 
 
 def stuck_in(stacks: str) -> Tuple[str, bool]:
-    """Return where the main thread was in the user's own code, if possible, by what faulthandler
-    writes (``main.py, line 12 in load``; empty where nothing could be read), and whether it was
-    inside TensorFlow: a rank that waits for another one is, the other mostly not.
+    """Return where the main thread was, from faulthandler's output.
+
+    The place is in the user's own code if possible: ``main.py, line 12 in load``, or empty if
+    nothing could be read. Also return whether the thread was inside TensorFlow, as that of a rank
+    that waits for another one is.
     """
     last = stacks.rpartition("(most recent call first)")[2]
     frames = [found.groups() for found in map(_FRAME.match, last.splitlines()) if found]

@@ -1,4 +1,4 @@
-"""Checks everything on a host that a rank needs, before one starts on it, and changes nothing."""
+"""Checks all requirements of a rank on a host before it starts, without changing anything."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from . import environments, gpus, leases, processes, ranks, records, suitability
 from .errors import CallError, Params, Result
 from .suggested import suggest
 
-#: Seconds after which a process that has ended is off the driver's list.
+#: Seconds after which the driver no longer lists an ended process.
 PAUSE_S = 1.0
 WAIT = "or wait for it (-e train_job_queue_timeout=SECONDS)"
-#: What the role firewall leaves on a host: its rules, and the unit that loads them.
+#: Files of the role firewall on a host: its rules, and the unit that loads them.
 FIREWALL_RULES = "/etc/train-firewall/rules.nft"
 FIREWALL_UNIT = "train-firewall.service"
-#: Where the programs are that list the rules; they answer within milliseconds.
+#: Folders of the programs that list the rules, which answer within milliseconds.
 SYSTEM_PATH = "/usr/sbin:/sbin:/usr/bin:/bin"
 FIREWALL_S = 5.0
-#: Seconds that an interpreter may take to look for TensorFlow.
+#: Time limit in seconds of an interpreter that searches for TensorFlow.
 LOOK_S = 30.0
-#: What helps where there is no TensorFlow.
+#: The remedy if TensorFlow is missing.
 INSTALL = f"run `{suggest('setup', tags='tensorflow')}` first, which installs TensorFlow"
 
 
@@ -45,7 +45,7 @@ def check_job(root: str, job: str, attempt: int) -> List[str]:
 
 
 def check_port(port: int, job: str, held: List[leases.Entry], wait: float) -> List[str]:
-    """Return why a job cannot bind ``port``; with ``wait``, other jobs are waited for."""
+    """Return why a job cannot bind ``port``; with ``wait``, it can wait for other jobs."""
     choose = "choose another train_job_port"
     for lease in held:
         if lease["resource"] == f"port/{port}":
@@ -58,14 +58,14 @@ def check_port(port: int, job: str, held: List[leases.Entry], wait: float) -> Li
 
 
 def existing(folder: str) -> str:
-    """Return the nearest folder at or above one that need not be there."""
+    """Return the nearest existing folder at or above ``folder``."""
     while not os.path.isdir(folder):
         folder = os.path.dirname(folder)
     return folder
 
 
 def check_space(root: str, min_free_mb: int) -> List[str]:
-    """Return what is wrong with the folder of the jobs."""
+    """Return problems of the folder of the jobs."""
     parent = existing(root)
     if not os.access(parent, os.W_OK | os.X_OK):
         return [f"{parent} is not writable: choose another train_job_root"]
@@ -79,17 +79,17 @@ def check_space(root: str, min_free_mb: int) -> List[str]:
 
 
 def lacks_tensorflow(python: str) -> bool:
-    """Return whether an interpreter finds no TensorFlow, whatever environment it belongs to."""
+    """Return whether an interpreter finds no TensorFlow, in any kind of environment."""
     look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('tensorflow') is None)"
     try:
-        # Not in a folder that may hold a file of that name.
+        # Not in a folder that may contain a file with that name.
         return processes.run([python, "-c", look], cwd="/", timeout=LOOK_S).returncode == 1
     except (OSError, subprocess.TimeoutExpired):
         return False
 
 
 def check_noexec(python: str) -> List[str]:
-    """Return what is wrong with the filesystem of an interpreter's environment."""
+    """Return problems of the filesystem of an interpreter's environment."""
     environment = os.path.dirname(os.path.dirname(python))
     if not suitability.is_noexec(environment, "pyvenv.cfg"):
         return []
@@ -99,7 +99,7 @@ def check_noexec(python: str) -> List[str]:
 
 
 def leased_gpus(job: str, held: List[leases.Entry], wait: float) -> Dict[str, records.BusyGpu]:
-    """Return the GPUs and MIG instances that other jobs than ``job`` have; see ``gpus_busy``."""
+    """Return the GPUs and MIG instances that jobs other than ``job`` hold; see ``gpus_busy``."""
     remedy = f"stop that job, name other GPUs (train_job_gpus), {WAIT}"
     return {
         lease["resource"].rpartition("/")[2]: {
@@ -115,11 +115,11 @@ def leased_gpus(job: str, held: List[leases.Entry], wait: float) -> Dict[str, re
 def foreign_processes(
     found: List[records.Gpu], held: List[leases.Entry]
 ) -> List[Tuple[gpus.Process, str]]:
-    """Return the processes on GPUs that no job has, each with a description."""
+    """Return the processes on GPUs that no job has leased, each with a description."""
     leased = {lease["resource"].rpartition("/")[2] for lease in held}
     free = []
     for gpu in found:
-        # Where an instance is leased, what is listed for the GPU as a whole may be there.
+        # If an instance is leased, processes listed for the whole GPU may belong to it.
         if not leased & {gpu["uuid"], *gpu["instances"]}:
             free += [gpu["uuid"], *gpu["instances"]]
         elif gpu["uuid"] not in leased:
@@ -134,7 +134,7 @@ def foreign_processes(
 def foreign_gpus(
     warnings: List[str], foreign_gpu: str, found: List[records.Gpu], held: List[leases.Entry]
 ) -> Dict[str, records.BusyGpu]:
-    """Return the GPUs that processes of no job use (see ``gpus_busy``), or warn of them."""
+    """Return the GPUs used by processes of no job (see ``gpus_busy``), or add warnings."""
     try:
         foreign = foreign_processes(found, held)
     except gpus.GpuError as error:
@@ -144,10 +144,10 @@ def foreign_gpus(
     indices = {uuid: gpu["index"] for gpu in found for uuid in [gpu["uuid"], *gpu["instances"]]}
     busy: Dict[str, List[str]] = {}
     for process, description in foreign:
-        # Of a GPU in MIG mode the driver may not list which instance it is.
+        # In MIG mode, the driver may not list the instance.
         if foreign_gpu == "warn" or process["uuid"] in split:
             index = indices[process["uuid"]]
-            warnings.append(f"GPU {index} is in use by {description}, which is no job's")
+            warnings.append(f"GPU {index} is in use by {description}, which belongs to no job")
         else:
             busy.setdefault(process["uuid"], []).append(description)
     remedy = (
@@ -161,10 +161,10 @@ def foreign_gpus(
 
 
 def lacks_firewall() -> bool:
-    """Return whether the role firewall set this host up and its table is known not to be loaded."""
+    """Return whether the role firewall ran on this host and its table is certainly not loaded."""
     if not os.path.exists(FIREWALL_RULES):
         return False
-    root = os.geteuid() == 0  # others cannot list tables
+    root = os.geteuid() == 0  # other users cannot list tables
     command = "nft list table inet train" if root else "systemctl is-active " + FIREWALL_UNIT
     try:
         environment = {"PATH": SYSTEM_PATH, "LC_ALL": "C"}
@@ -177,16 +177,17 @@ def lacks_firewall() -> bool:
 
 
 def check(params: Params) -> Result:
-    """Return ``host``, its facts that matter to a rank (records.HostFacts), whether it
-    ``lacks_tensorflow``, the ``ranks`` that it has of an earlier attempt, and ``warnings``;
-    CallError if a rank cannot start on it.
+    """Check this host for a rank. Raise CallError if a rank cannot start on it.
+
+    Return ``host`` (records.HostFacts), ``lacks_tensorflow``, the ``ranks`` of an earlier attempt
+    on this host, and ``warnings``.
 
     Args:
-        params: variables of the role of the same names; ``job``, empty when it is not chosen yet;
-            ``host``, ``beside`` and ``names``, see ranks.find;
-            ``port``, left out for a rank without one, ``gpus`` where the environment is to be left
-            alone; ``modules``, those that the script imports from packages; ``wait``,
-            the seconds to wait for other jobs: with 0, what they have is an error.
+        params: variables of the role with the same names; ``job``, empty if not chosen yet;
+            ``host``, ``beside`` and ``names``, see ranks.find; ``port``, absent for a rank without
+            one; ``gpus``, absent if the environment is not to be changed; ``modules``, imported by
+            the script from packages; ``wait``, the seconds to wait for other jobs: with 0,
+            resources that they hold are an error.
     """
     root, python, lease_dir = (records.expand(params[n]) for n in ("root", "python", "lease_dir"))
     port = int(params["port"]) if "port" in params else None
@@ -216,8 +217,8 @@ def check(params: Params) -> Result:
             )
         if lacks_firewall():
             warnings.append(
-                "the table inet train of the role firewall is not loaded on this host, so whoever "
-                f"reaches port {port} may connect: run `{suggest('setup', tags='firewall')}`"
+                "the table inet train of the role firewall is not loaded on this host, so any "
+                f"host can connect to port {port}: run `{suggest('setup', tags='firewall')}`"
             )
     tensorflow = environments.tensorflow(python)
     wanted: Any = params.get("gpus")

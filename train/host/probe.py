@@ -1,8 +1,8 @@
-"""Checks from a host which ranks it can reach, and what stands in the way. Prints JSON.
+"""Checks from a host which ranks it can reach, and what prevents that. Prints JSON.
 
     python3 -S -E -m train.host.probe RANK_DIR PEERS TIMEOUT
 
-PEERS is a JSON object of ``[address, port]`` by task, TIMEOUT the seconds for all of them together.
+PEERS is a JSON object of ``[address, port]`` by task, TIMEOUT the time limit in seconds for all.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ REFUSED = "refused"
 TIMEOUT = "timeout"
 UNRESOLVABLE = "unresolvable"
 UNREACHABLE = "unreachable"
-#: gRPC takes the first one.
+#: gRPC uses the first one that is set.
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 _EXCEPTIONS = ("no_grpc_proxy", "no_proxy")
 
 
 def connect(address: str, port: int, timeout: float) -> Tuple[str, Optional[socket.socket]]:
-    """Return what a TCP connection came to, and the connection if it is open."""
+    """Open a TCP connection; return the result, and the connection if it is open."""
     try:
         family, kind, _, _, place = _resolve(address, port)
     except OSError:
@@ -46,7 +46,7 @@ def connect(address: str, port: int, timeout: float) -> Tuple[str, Optional[sock
 
 
 def reach(peers: Dict[str, Tuple[str, int]], timeout: float) -> Dict[str, str]:
-    """Return for each peer the result of a TCP connection to it within ``timeout`` seconds."""
+    """Return for each peer the result of a TCP connection within ``timeout`` seconds."""
     found: Dict[str, str] = {}
     deadline = time.monotonic() + timeout
     with contextlib.ExitStack() as stack:
@@ -84,7 +84,7 @@ def _result(code: int) -> str:
 
 
 def is_own(address: str) -> bool:
-    """Return whether an address is one of this host's."""
+    """Return whether an address belongs to this host."""
     try:
         family, kind, _, _, place = _resolve(address, 0)
         with socket.socket(family, kind) as server:
@@ -95,25 +95,25 @@ def is_own(address: str) -> bool:
 
 
 def own_addresses() -> List[str]:
-    """Return this host's IPv4 addresses, but for loopback."""
+    """Return this host's IPv4 addresses except loopback."""
     routes = processes.read_text("/proc/net/fib_trie")
     found = re.findall(r"(\S+)\n.*host LOCAL", routes)
     return [address for address in dict.fromkeys(found) if not address.startswith("127.")]
 
 
 def proxy(pid: Any) -> str:
-    """Return the variable that sends a process' gRPC connections to a proxy; empty if none does."""
+    """Return the variable that makes gRPC in a process use a proxy, or an empty text."""
     environment = processes.environment(pid)
     if "grpc.enable_http_proxy=0" in environment.get(records.ENV_GRPC, ""):
         return ""
-    # Where these are set, they are taken to name the ranks' hosts.
+    # If these are set, they are assumed to include the ranks' hosts.
     if any(environment.get(name) for name in _EXCEPTIONS):
         return ""
     return next((name for name in _PROXIES if environment.get(name)), "")
 
 
 def check(rank_dir: str, peers: Dict[str, Tuple[str, int]], timeout: float) -> records.Probed:
-    """Return what this host finds of its rank's connections."""
+    """Return the state of the rank's connections on this host."""
     state = ranks.observe(rank_dir)
     task, port = state.get("task"), state.get("port")
     address = peers[task][0] if task in peers else ""
@@ -121,7 +121,7 @@ def check(rank_dir: str, peers: Dict[str, Tuple[str, int]], timeout: float) -> r
     listened = _listens(port)
     reached = reach(peers, timeout)
     return {
-        # All the time: others were refused by a rank that ended meanwhile, and could reach it.
+        # Checked repeatedly: a rank that ended meanwhile refuses connections, but was reachable.
         "listening": listened and _listens(port),
         "own": is_own(address),
         "addresses": own_addresses(),

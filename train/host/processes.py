@@ -1,4 +1,4 @@
-"""Processes and ports as /proc lists them, and how to end the processes of a rank."""
+"""Lists processes and ports from /proc, and ends the processes of a rank."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
-#: Where the kernel shows processes.
+#: The folder in which the kernel lists processes.
 PROC = "/proc"
-#: Seconds that processes which were killed may take to end.
+#: Seconds to wait for killed processes to end.
 KILL_S = 5.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def boot_id() -> str:
-    """Return the id that the kernel drew at this host's last start."""
+    """Return the boot id of this host's kernel."""
     with open(os.path.join(PROC, "sys/kernel/random/boot_id"), encoding="ascii") as stream:
         return stream.read().strip()
 
 
 def machine() -> str:
-    """Return what is the same for two processes that share this machine's ports."""
+    """Return an id that is the same for processes that share this machine's ports."""
     return "/".join((boot_id(), socket.gethostname(), os.readlink("/proc/self/ns/net")))
 
 
 def is_of_this_host(noted: str) -> bool:
-    """Return whether a noted ``machine`` is this one, which may have been restarted since."""
+    """Return whether a stored ``machine`` is this one, which may have been restarted since."""
     return noted.split("/")[1:2] == [socket.gethostname()]
 
 
 def numbers(*parts: str) -> List[str]:
-    """Return the names of a folder's entries that are numbers; none where it cannot be read."""
+    """Return the names of a folder's entries that are numbers; none if it cannot be read."""
     with contextlib.suppress(OSError):
         return [name for name in os.listdir(os.path.join(*parts)) if name.isdigit()]
     return []
@@ -48,23 +48,24 @@ def pids() -> List[int]:
 
 
 def read(*parts: str) -> bytes:
-    """Return the contents of a file, mostly of /proc or /sys; empty where it cannot be read."""
+    """Return the contents of a file, mostly in /proc or /sys; empty if it cannot be read."""
     with contextlib.suppress(OSError), open(os.path.join(*parts), "rb") as stream:
         return stream.read()
     return b""
 
 
 def read_text(*parts: str) -> str:
-    """Return the same as text."""
+    """Return the contents of a file as text, see ``read``."""
     return read(*parts).decode(errors="replace")
 
 
 def control_groups(
     listed: str, controller: str, mounted: str = "/sys/fs/cgroup"
 ) -> Iterator[List[str]]:
-    """Yield the folder of a process' control group and those above it, for each tree that may hold
-    the group; ``listed`` is the process' ``cgroup`` file. In a container its path may be the
-    host's, and the container's own group the root.
+    """Yield the folders of a process' control group and its parents, for each possible tree.
+
+    ``listed`` is the contents of the process' ``cgroup`` file. In a container, the path in it may
+    be the host's, and the container's own group the root.
     """
     for line in listed.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -73,30 +74,31 @@ def control_groups(
         groups = [os.path.normpath("/" + path).strip("/")]
         while groups[-1]:
             groups.append(os.path.dirname(groups[-1]))
-        # Of version 1, or of version 2, which has no controllers in the line.
+        # Version 1, or version 2, which has no controllers in the line.
         trees = (controllers, "cpu,cpuacct", controller) if controllers else ("", "unified")
         for tree in trees:
             yield [os.path.join(mounted, tree, group) for group in groups]
 
 
 def waited(thread: str) -> float:
-    """Return the seconds that a thread, by its path in /proc, has waited for a core, or 0."""
+    """Return the seconds that a thread (a path in /proc) has waited for a core, or 0."""
     words = read(PROC, thread, "schedstat").split()
     return int(words[1]) / 1e9 if len(words) > 1 else 0.0
 
 
 def command(pid: int) -> str:
-    """Return the command line of a process; empty where it has ended."""
+    """Return the command line of a process; empty if it has ended."""
     return read_text(PROC, str(pid), "cmdline").replace("\0", " ").strip()
 
 
 def stat(thread: object) -> List[str]:
-    """Return the fields of ``stat`` after the name of a process or a thread, by its path in /proc;
-    none where it has ended, OSError where that is not known.
+    """Return the fields after the name in ``stat`` of a process or thread (a path in /proc).
+
+    Empty if it has ended; OSError if that is unknown.
     """
     try:
         with open("%s/%s/stat" % (PROC, thread), errors="replace") as stream:
-            return stream.read().rpartition(")")[2].split()  # the name may hold anything
+            return stream.read().rpartition(")")[2].split()  # the name may contain any characters
     except (FileNotFoundError, ProcessLookupError):
         return []
 
@@ -118,19 +120,19 @@ def is_alive(pid: Optional[int], started: Optional[int]) -> bool:
 
 
 def environment(pid: Any) -> Dict[str, str]:
-    """Return the variables that a process of this user began with; none where it has ended."""
+    """Return the initial environment of a process of this user; empty if it has ended."""
     variables = os.fsdecode(read(PROC, str(pid), "environ")).split("\0")
     return dict(variable.partition("=")[::2] for variable in variables)
 
 
 def marked(name: str) -> List[Tuple[int, str]]:
-    """Return the processes of this user that began with a variable ``name``, and its value."""
+    """Return this user's processes whose initial environment has ``name``, with its value."""
     found = [(pid, environment(pid).get(name)) for pid in pids()]
     return [(pid, value) for pid, value in found if value is not None]
 
 
 def opened(pid: int) -> Iterator[str]:
-    """Yield what a process of this user has open."""
+    """Yield the files that a process of this user has open."""
     folder = os.path.join(PROC, str(pid), "fd")
     for name in numbers(folder):
         with contextlib.suppress(OSError):
@@ -138,14 +140,14 @@ def opened(pid: int) -> Iterator[str]:
 
 
 def shares_mounts(pid: int) -> bool:
-    """Return whether paths mean the same to a process as to this one."""
+    """Return whether a process has the same mount namespace as this one."""
     with contextlib.suppress(OSError):
         return os.readlink("/proc/%d/ns/mnt" % pid) == os.readlink("/proc/self/ns/mnt")
     return False
 
 
 class Process(NamedTuple):
-    """A process that has not ended: ids of its parent and session, and start in clock ticks."""
+    """A live process: ids of its parent and session, and its start in clock ticks."""
 
     parent: int
     session: int
@@ -158,14 +160,14 @@ def snapshot() -> Dict[int, Process]:
     for pid in pids():
         with contextlib.suppress(OSError, IndexError):
             fields = stat(pid)
-            # One whose first thread has ended is no zombie: it has other threads.
+            # If only the first thread has ended, the process still has other threads.
             if fields[0] not in "ZX" or int(fields[17]) > 1:
                 found[pid] = Process(int(fields[1]), int(fields[3]), int(fields[19]))
     return found
 
 
 def descendants(roots: Collection[int], processes: Dict[int, Process]) -> Set[int]:
-    """Return the pids of all that descends from ``roots``, without these."""
+    """Return the pids of all descendants of ``roots``, without ``roots``."""
     children: Dict[int, List[int]] = {}
     for pid, process in processes.items():
         children.setdefault(process.parent, []).append(pid)
@@ -178,19 +180,19 @@ def descendants(roots: Collection[int], processes: Dict[int, Process]) -> Set[in
 
 
 def adopt() -> None:
-    """Become the parent of all descendants whose own parent ends, in place of process 1."""
+    """Become the parent of all descendants whose own parent ends, instead of process 1."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     if prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
 def request_signal_at_parent_end(signum: int) -> None:
-    """Have this process be sent ``signum`` when its parent ends."""
+    """Request that this process receives ``signum`` when its parent ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signum)
 
 
 def ending_with_parent(signum: int) -> Callable[[], None]:
-    """Return a function that a child calls to be sent ``signum`` when this process ends."""
+    """Return a function that a child calls to receive ``signum`` when this process ends."""
     parent, prctl = os.getpid(), ctypes.CDLL(None).prctl
 
     def prepare() -> None:
@@ -202,8 +204,9 @@ def ending_with_parent(signum: int) -> Callable[[], None]:
 
 
 def reap() -> Dict[int, int]:
-    """Return the status of each child that has ended, by pid; ChildProcessError without any child
-    (after ``adopt``, any descendant).
+    """Return the status of each ended child by pid.
+
+    Raise ChildProcessError if there is no child (after ``adopt``, no descendant).
     """
     found: Dict[int, int] = {}
     while True:
@@ -211,7 +214,7 @@ def reap() -> Dict[int, int]:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
             if found:
-                return found  # that was the last one
+                return found  # no further child
             raise
         if not pid:
             return found
@@ -219,11 +222,11 @@ def reap() -> Dict[int, int]:
 
 
 def end_descendants() -> List[int]:
-    """Kill all that the caller, after ``adopt``, has started; return those still there."""
+    """Kill all descendants of the caller, which has called ``adopt``; return remaining ones."""
     me = os.getpid()
     deadline = time.monotonic() + KILL_S
-    while True:  # what is started meanwhile becomes the caller's and is found on the next turn
-        # Before all of /proc is read, to catch what lives for less than that takes.
+    while True:  # processes started meanwhile are found in the next iteration
+        # Before /proc is read, to catch processes that live for a shorter time than that takes.
         for word in read_text("/proc/self/task/%d/children" % me).split():
             _kill(int(word))
         left = descendants([me], snapshot())
@@ -239,24 +242,25 @@ def end_descendants() -> List[int]:
 
 
 def _kill(pid: int) -> None:
-    """Kill a process of a rank and its process group, which can have no others: see ``adopt``."""
+    """Kill a process of a rank and its process group, which has no other members."""
     with contextlib.suppress(OSError):
         group = os.getpgid(pid)
         if os.getsid(pid) != os.getsid(0):
-            # All at once: what is just about to fork in it does not get to.
+            # All at once, so that none of them can fork meanwhile.
             send(group, signal.SIGKILL, group=True)
     send(pid, signal.SIGKILL)
 
 
 def send(pid: int, signum: int, group: bool = False) -> None:
-    """Send a signal to a process, or to its process group, unless it is gone or another user's."""
+    """Send a signal to a process or its group; ignored if it is gone or another user's."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         (os.killpg if group else os.kill)(pid, signum)
 
 
 def run(command: Sequence[str], **given: Any) -> subprocess.CompletedProcess[str]:
-    """Run a program that reads nothing, and return its exit code and what it printed; what is
-    ``given`` besides is ``subprocess.run``'s.
+    """Run a program without input, and return its exit code and output.
+
+    ``given`` are further arguments of ``subprocess.run``.
     """
     return subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, **given
@@ -291,7 +295,7 @@ def is_listening(port: int) -> bool:
 
 
 def listener(port: int) -> str:
-    """Return who listens on TCP ``port``: ``pid 12 (python3 x.py)``; only root can name others'."""
+    """Return the listener on TCP ``port``: ``pid 12 (python3 x.py)``; only root sees others'."""
     wanted = {"socket:[%s]" % inode for inode in _listening().get(port, set())}
     for pid in pids():
         if any(path in wanted for path in opened(pid)):
@@ -304,7 +308,7 @@ def is_free(port: int) -> bool:
     if is_listening(port):
         return False
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as server:
-        # As gRPC sets it: connections in TIME_WAIT do not count.
+        # As in gRPC: connections in TIME_WAIT do not count.
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             server.bind(("0.0.0.0", port))

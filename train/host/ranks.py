@@ -1,4 +1,4 @@
-"""A rank as its host sees it: its state from its folder and from /proc, and its end."""
+"""Determines the state of a rank from its folder and from /proc, and ends its processes."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from typing import Any, Dict, List, Optional, Sequence, Set, Tuple, cast
 
 from . import ends, leases, processes, records, tail
 
-#: Phase of a rank whose folder holds no state yet.
+#: Phase of a rank whose folder has no state yet.
 ABSENT = "absent"
 STOP_FILE = "stop.json"
-#: Kept free on the disk by the supervisor, so that the last state fits on it when it is full.
+#: File with space that the supervisor reserves, so that the last state fits on a full disk.
 RESERVE_FILE = "reserve"
-#: How the last line of the supervisor's log begins if it has failed.
+#: Beginning of the last line in the log of a supervisor that has failed.
 CRASHED = "the supervisor failed: "
-#: Seconds that a supervisor needs after the last KILL, at most: it waits for the processes that it
-#: has killed (5 s), and reads the rank's files in between.
+#: Maximum seconds that a supervisor needs after the last SIGKILL: it waits for the processes that
+#: it has killed (5 s), and reads the rank's files.
 _LAST_STATE_S = 7.0
-#: Bytes that are read of the end of a log and of progress records.
+#: Bytes to read from the end of a log and of progress records.
 TAIL = 65_536
-#: Seconds that the kernel and the driver may take to free port and GPUs.
+#: Seconds to wait for the kernel and the driver to free port and GPUs.
 _FREE_S = 5.0
-#: What each attempt creates again; all else in a rank's folder stays.
+#: Files that each attempt creates again; all others in a rank's folder stay.
 _OF_ATTEMPT = (
     records.RANK_FILE,
     records.TF_CONFIG_FILE,
@@ -41,8 +41,10 @@ _OF_ATTEMPT = (
 
 
 def observe(rank_dir: str) -> records.State:
-    """Return the rank's ``state.json``, corrected by what is really running: one that is noted as
-    alive but whose supervisor is gone has failed. ``frozen`` is a script stopped by a signal.
+    """Return the rank's ``state.json``, corrected by the processes that really run.
+
+    A rank that is alive in the file but whose supervisor is gone has failed. ``frozen`` means that
+    the script was stopped by a signal.
     """
     try:
         state = cast(Optional[records.State], records.read_json(_state_file(rank_dir)))
@@ -53,13 +55,13 @@ def observe(rank_dir: str) -> records.State:
         return {"phase": ABSENT}
     if state.get("phase") not in records.ALIVE_PHASES:
         return state
-    # A container that was restarted runs on the same kernel as before.
+    # A restarted container runs on the same kernel as before.
     restarted = state.get("init_start") not in (None, processes.start_time(1))
     if restarted or state.get("boot_id") != processes.boot_id():
         reason = "ended when its host was restarted"
         return {**state, "phase": records.FAILED, "cause": ends.REBOOT, "reason": reason}
     if not processes.is_alive(state.get("supervisor_pid"), state.get("supervisor_start")):
-        # It may have written its last state since.
+        # It may have written its last state meanwhile.
         last = noted(rank_dir)
         return last if last.get("phase") in records.FINAL_PHASES else orphaned(rank_dir, state)
     if processes.is_stopped(state.get("pid")):
@@ -68,8 +70,10 @@ def observe(rank_dir: str) -> records.State:
 
 
 def reported(rank_dir: str) -> records.State:
-    """Return the state of a rank as commands report it: as ``observe`` does, but a rank that was
-    made ready and has no state yet is starting for as long as its lease lasts, and has failed then.
+    """Return the state of a rank as commands report it, see ``observe``.
+
+    A staged rank without a state counts as starting while its lease is valid, and as failed after
+    that.
     """
     state = observe(rank_dir)
     spec = specification(rank_dir)
@@ -84,7 +88,7 @@ def reported(rank_dir: str) -> records.State:
 
 
 def write_unstarted(rank_dir: str, spec: records.RankSpec, reason: str) -> None:
-    """Write the state of a rank that was made ready and will not be started."""
+    """Write the state of a staged rank that will not be started."""
     state: records.State = {
         "version": records.FORMAT_VERSION,
         "job": spec["job"],
@@ -101,12 +105,12 @@ def write_unstarted(rank_dir: str, spec: records.RankSpec, reason: str) -> None:
 
 
 def noted(rank_dir: str) -> records.State:
-    """Return the rank's ``state.json`` as it is, empty where there is none or it is cut off."""
+    """Return the rank's ``state.json`` as it is; empty if it is missing or truncated."""
     return cast(records.State, records.read_whole(_state_file(rank_dir)) or {})
 
 
 def specification(rank_dir: str) -> records.RankSpec:
-    """Return the rank's ``rank.json``, empty where there is none or it is cut off."""
+    """Return the rank's ``rank.json``; empty if it is missing or truncated."""
     path = os.path.join(rank_dir, records.RANK_FILE)
     return cast(records.RankSpec, records.read_whole(path) or {})
 
@@ -127,8 +131,10 @@ def set_aside(rank_dir: str) -> None:
 
 
 def put_back(rank_dir: str, attempt: int) -> None:
-    """Undo ``set_aside`` where a later ``attempt`` was made ready and not started: the rank is as
-    the attempt before it left it. Without an earlier one, nothing is left of it.
+    """Undo ``set_aside`` for an ``attempt`` that was staged but not started.
+
+    The rank's folder is restored to its state after the previous attempt. If there was none, the
+    folder is removed.
     """
     current = specification(rank_dir).get("attempt", attempt)
     if current != attempt or observe(rank_dir)["phase"] != ABSENT:
@@ -145,13 +151,13 @@ def put_back(rank_dir: str, attempt: int) -> None:
             os.unlink(path)
         with contextlib.suppress(FileNotFoundError):
             os.replace(os.path.join(folder, name), path)
-    with contextlib.suppress(OSError):  # it holds something else
+    with contextlib.suppress(OSError):  # it contains other files
         os.rmdir(folder)
         os.rmdir(folders)
 
 
 def _write_at_last(path: str, *arguments: Any) -> None:
-    """Do as records.write_json, on a full disk in the space that is kept free for the rank."""
+    """Write as records.write_json; on a full disk, use the space reserved for the rank."""
     try:
         records.write_json(path, *arguments)
     except OSError:
@@ -161,8 +167,8 @@ def _write_at_last(path: str, *arguments: Any) -> None:
 
 
 def write_state(rank_dir: str, state: records.State) -> None:
-    """Write a rank's ``state.json``, if the disk takes it: the rank's own work does not need it."""
-    # The space that is kept free is for the end: a script that is at work would fill it again.
+    """Write a rank's ``state.json``; errors are only noted, because the rank does not need it."""
+    # The reserved space is for the end, because an active script would fill it again.
     write = _write_at_last if state["phase"] in records.FINAL_PHASES else records.write_json
     try:
         write(_state_file(rank_dir), state)
@@ -171,7 +177,7 @@ def write_state(rank_dir: str, state: records.State) -> None:
 
 
 def identify(rank_dir: str, spec: records.RankSpec) -> records.RankInfo:
-    """Return what the control node keeps of a rank with this ``rank.json``."""
+    """Return the control node's record of a rank with this ``rank.json``."""
     place = (processes.machine(), os.readlink("/proc/self/ns/mnt"), "uid:%d" % os.getuid())
     return {
         "rank_dir": rank_dir,
@@ -204,8 +210,10 @@ def orphaned(rank_dir: str, state: records.State) -> records.State:
 
 
 def processes_of(rank_dir: str) -> Set[int]:
-    """Return the processes that a rank's script has started: what descends from the supervisor or
-    its watchdog, has inherited the rank's environment, or is of a noted session.
+    """Return the processes that a rank's script has started.
+
+    They are descendants of the supervisor or its watchdog, or have inherited the rank's
+    environment, or belong to a session that the supervisor has noted.
     """
     state = noted(rank_dir)
     running = processes.snapshot()
@@ -216,7 +224,7 @@ def processes_of(rank_dir: str) -> Set[int]:
     if state.get("boot_id") == processes.boot_id():
         for pid, process in running.items():
             session, leader = str(process.session), running.get(process.session)
-            # The kernel gives the number of a session to no other while it has processes.
+            # The kernel does not reuse the number of a session while it has processes.
             if session in sessions and (leader is None or leader.start == sessions[session]):
                 found.add(pid)
     found |= processes.descendants([*roots, *found], running)
@@ -229,7 +237,7 @@ def _supervision(state: records.State) -> List[Tuple[Optional[int], Optional[int
 
 
 def _end_all(rank_dir: str) -> List[int]:
-    """Kill (SIGKILL) all processes of a rank, and return those that are still there."""
+    """Kill (SIGKILL) all processes of a rank, and return the remaining ones."""
 
     def have_ended() -> bool:
         left = processes_of(rank_dir)
@@ -242,8 +250,10 @@ def _end_all(rank_dir: str) -> List[int]:
 
 
 def stop(rank_dir: str, grace: float, reason: str) -> records.StopReport:
-    """End every process of a rank and prove it: the supervisor sends TERM and, after ``grace``
-    seconds, KILL. What is left then, supervisor and watchdog included, is killed from here.
+    """End every process of a rank and verify that.
+
+    The supervisor sends SIGTERM and, after ``grace`` seconds, SIGKILL. Remaining processes,
+    including supervisor and watchdog, are then killed from here.
     """
     before, state, spec = observe(rank_dir), noted(rank_dir), specification(rank_dir)
     there = processes_of(rank_dir)
@@ -251,12 +261,12 @@ def stop(rank_dir: str, grace: float, reason: str) -> records.StopReport:
     was_alive = before["phase"] in records.ALIVE_PHASES
     supervisor, watchdog = _supervision(state)
     if was_alive:
-        with contextlib.suppress(OSError):  # it then keeps to the grace of the job
-            # Only for a supervisor that is there, so it need not outlast a loss of power.
+        with contextlib.suppress(OSError):  # the grace of the job then applies
+            # Only for a live supervisor, so it need not survive a power failure.
             request, durable = {"grace": grace, "reason": reason}, False
             _write_at_last(os.path.join(rank_dir, STOP_FILE), request, 0o600, durable)
         _end(*supervisor, signal.SIGTERM, grace + _LAST_STATE_S)
-    # It ends by itself, once it has ended what a supervisor that was killed has left behind.
+    # It ends by itself after it has ended the remaining processes of a killed supervisor.
     _end(*watchdog, 0, _LAST_STATE_S)
     left = processes_of(rank_dir)
     remaining = _end_all(rank_dir)
@@ -291,7 +301,7 @@ def _end(pid: Any, started: Any, signum: int, timeout: float) -> None:
     """Send a signal to a process, wait for its end, and kill it if that takes too long."""
     if processes.is_alive(pid, started):
         processes.send(pid, signum)
-        # A stopped process takes no signal but KILL and CONT.
+        # A stopped process only handles SIGKILL and SIGCONT.
         processes.send(pid, signal.SIGCONT)
     if not processes.wait_until(lambda: not processes.is_alive(pid, started), timeout):
         processes.send(pid, signal.SIGKILL)
@@ -302,7 +312,7 @@ def _wait_for_gpus(spec: records.RankSpec, pids: Set[Any]) -> Optional[bool]:
     uuids = [uuid for name in names if name.startswith("gpu/") for uuid in name.split("/")[1:]]
     if not uuids:
         return None
-    from . import gpus  # takes time to import, and every call on a host imports this module
+    from . import gpus  # slow to import, and every call on a host imports this module
 
     return gpus.wait_until_left(uuids, pids, _FREE_S)
 
@@ -314,14 +324,16 @@ def find(
     beside: Sequence[str] = (),
     names: Sequence[str] = (),
 ) -> List[str]:
-    """Return the folders of the ranks that an inventory host answers for, in the last attempt of a
-    job, or of the newest job: its own one, and those that were started on this machine under names
-    of another inventory. Inventory hosts of one machine share the latter.
+    """Return the folders of the ranks that an inventory host answers for.
+
+    They belong to the last attempt of a job, or of the newest job. They are the host's own rank,
+    and ranks that were started on this machine under names of another inventory. Inventory hosts of
+    one machine share the latter.
 
     Args:
-        beside: the inventory hosts that are reached in the same way as this one, which is among
-            them, in their order.
-        names: all inventory hosts that are asked.
+        beside: the inventory hosts that are reached in the same way as this one, including this
+            one, in their order.
+        names: all inventory hosts that are queried.
     """
     beside = list(beside) or [host]
     found = _specifications(root, job)
@@ -349,7 +361,7 @@ def find(
 
 
 def _specifications(root: str, job: str) -> List[Tuple[records.RankSpec, str]]:
-    """Return the ranks of a job, or of all, with their folders; the newest first."""
+    """Return the ranks of a job, or of all jobs, with their folders, newest first."""
     pattern = os.path.join(
         glob.escape(root), "jobs", glob.escape(job) if job else "*", "*", records.RANK_FILE
     )
@@ -365,12 +377,12 @@ def _answers(
     named, machine = spec.get("host"), spec.get("machine", "")
     if named == host or named in beside:
         return named == host
-    if named in names:  # it is another machine, unless the names were exchanged
+    if named in names:  # it is another machine, unless the names were swapped
         return machine == processes.machine()
     return processes.is_of_this_host(machine)
 
 
 def in_job(job_dir: str) -> List[str]:
-    """Return the rank folders of a job; none where it is gone, another user's, or no folder."""
+    """Return the rank folders of a job; none if it is gone, another user's, or not a folder."""
     files = glob.glob(os.path.join(glob.escape(job_dir), "*", records.RANK_FILE))
     return sorted(os.path.dirname(path) for path in files if os.path.isfile(path))

@@ -1,4 +1,4 @@
-"""The files between a rank's host and the control node, described in docs/formats.md."""
+"""Records in the files that host and control node exchange, described in docs/formats.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Mapping, Optional, TextIO, Tuple, TypedDict,
 
 FORMAT_VERSION = 1
 
-#: Environment variables that a rank's process finds.
+#: Environment variables of a rank's process.
 ENV_JOB = "TRAIN_JOB"
 ENV_RANK_DIR = "TRAIN_RANK_DIR"
 ENV_PROGRESS = "TRAIN_PROGRESS_FILE"
@@ -23,7 +23,7 @@ ENV_SEED = "TRAIN_SEED"
 ENV_START_TIMEOUT = "TRAIN_START_TIMEOUT"
 ENV_ATTEMPT = "TRAIN_ATTEMPT"
 ENV_CHECKPOINT_COPY = "TRAIN_CHECKPOINT_COPY"
-#: All of them: these are filled in where an argument of the script names one.
+#: All of them; they are expanded in arguments of the script.
 OWN_VARIABLES = frozenset(
     (
         *(ENV_JOB, ENV_RANK_DIR, ENV_PROGRESS, ENV_MODEL_DIR, ENV_CHECKPOINT_DIR),
@@ -31,9 +31,10 @@ OWN_VARIABLES = frozenset(
     )
 )
 
-#: The variable from which TensorFlow takes gRPC's options, and what a rank wants there: no web
-#: proxy (gRPC would send it what the ranks tell one another, and hang), and a peer that is not up
-#: yet tried again after 0.1 s, then at most every 0.3 s (by default after 1 s and ever more).
+#: The variable from which TensorFlow reads gRPC's options, and its value for a rank. It disables
+#: web proxies, through which gRPC would send the ranks' messages and hang. Connections to a peer
+#: that is not up yet are tried again after 0.1 s, then at most every 0.3 s (by default after 1 s,
+#: increasing).
 ENV_GRPC = "TF_GRPC_DEFAULT_OPTIONS"
 GRPC_OPTIONS = (
     "grpc.enable_http_proxy=0,"
@@ -41,11 +42,11 @@ GRPC_OPTIONS = (
     "grpc.max_reconnect_backoff_ms=300"
 )
 
-#: The variable from which glibc (2.35 or newer) takes its allocator's options, and what a rank
-#: wants there. By default, memory that a step has freed goes back to the kernel, and the next step
-#: gets it again page by page: up to half of a step's time on CPUs. So: huge pages where the kernel
-#: gives some on request, and freed memory stays with the process, in two arenas, as each keeps its
-#: own.
+#: The variable from which glibc (2.35 or newer) reads its allocator's options, and its value for a
+#: rank. By default, memory that a step frees is returned to the kernel, and the next step gets it
+#: back page by page, which takes up to half of a step's time on CPUs. The value enables huge pages
+#: if the kernel provides them on request, and keeps freed memory in the process. It limits the
+#: number of arenas to two, because each arena keeps its own memory.
 ENV_MALLOC = "GLIBC_TUNABLES"
 MALLOC_OPTIONS = (
     "glibc.malloc.hugetlb=1:"
@@ -66,7 +67,7 @@ CODE_DIR = "code"
 LAUNCHER_DIR = "launcher"
 ATTEMPTS_DIR = "attempts"
 JOB_FILE = "job.json"
-#: Of an attempt after the first: which control node has planned it.
+#: Marks the control node that has planned an attempt after the first.
 CLAIM_FILE = "attempt-%d.claim"
 TOLD_TO_STOP_FILE = "stopped.json"
 ARCHIVE_FILE = "code.tar.gz"
@@ -96,10 +97,10 @@ MAX_TEXT = 500
 MAX_METRICS = 200
 MAX_NUMBER = 1e300
 MAX_COUNT = 2**53
-#: How NaN and infinities, which strict JSON does not know, are handed on.
+#: Texts for NaN and infinities, which strict JSON does not support.
 NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 
-#: Escape sequences of a terminal, and characters that control it or the direction of text.
+#: Terminal escape sequences, and characters that control a terminal or the direction of text.
 _ESCAPES = re.compile(
     "\x1b(?:\\[[0-?]*[ -/]*[@-~]|[\\]PX^_][^\x07\x1b\x9c]*(?:\x07|\x1b\\\\|\x9c)?|[ -/]*[0-~])?"
 )
@@ -107,7 +108,7 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2
 
 
 class HeldLeases(TypedDict):
-    """What a rank holds of its machine: the folder of the leases, and what people call each."""
+    """The leases of a rank: their folder, and the resources with readable names."""
 
     folder: str
     created_at: float
@@ -121,7 +122,7 @@ class RankSpec(TypedDict):
     job: str
     task: str
     host: str
-    machine: str  # where it was staged, as in HostFacts
+    machine: str  # the machine where it was staged, as in HostFacts
     attempt: int
     results_dir: str
     checkpoint_copy: bool
@@ -153,11 +154,11 @@ class LeftFiles(TypedDict):
 
     count: int
     bytes: int
-    names: List[str]  # of some of them, in that folder
+    names: List[str]  # names of some of them, relative to that folder
 
 
 class State(TypedDict, total=False):
-    """``state.json``: a field is absent until it is known; ``phase`` is always there."""
+    """``state.json``: a field is absent until it is known; ``phase`` is always present."""
 
     version: int
     job: str
@@ -189,7 +190,7 @@ class State(TypedDict, total=False):
     left_files: LeftFiles
     lingering: List[str]
     lingering_s: float
-    left_out: Dict[str, List[int]]  # of "log" and "progress": the hole, see limited.Hole
+    left_out: Dict[str, List[int]]  # for "log" and "progress": the hole, see limited.Hole
 
 
 class StopReport(TypedDict):
@@ -197,13 +198,13 @@ class StopReport(TypedDict):
 
     was: str  # its phase before
     phase: str
-    ended: int  # how many processes of the script are no more
-    remaining: List[int]  # those that could not be ended
+    ended: int  # number of processes of the script that have ended
+    remaining: List[int]  # processes that could not be ended
     port: Optional[int]
-    # None without one, where that cannot be known, and for a rank that had ended before.
+    # None without GPUs, if unknown, and for a rank that had ended before.
     port_free: Optional[bool]
     gpu_memory_free: Optional[bool]  # whether the driver lists none of its processes
-    given_back: int  # leases and places in the queue of the job whose ranks had not started
+    given_back: int  # released leases and places in the queue, of ranks that had not started
 
 
 class Progress(TypedDict, total=False):
@@ -238,9 +239,9 @@ class _Position(TypedDict):
 
 
 class Cursor(_Position, total=False):
-    """What was fetched of a rank: its phase, and how many bytes of each of its files."""
+    """What has been fetched from a rank: its phase, and the number of bytes of each file."""
 
-    answer: int  # bytes of all files that the next answer may have
+    answer: int  # maximum bytes of all files in the next answer
 
 
 class _Update(TypedDict):
@@ -250,33 +251,34 @@ class _Update(TypedDict):
     supervisor: str
     cursor: Cursor
     more: bool  # there is more to read at once
-    age: Optional[float]  # seconds since the last progress or log line; None where there is none
+    age: Optional[float]  # seconds since the last progress or log line; None if there is none
     now: float  # the host's clock
-    load: Dict[str, Any]  # see load.facts; empty unless it runs
+    load: Dict[str, Any]  # see load.facts; empty unless the rank runs
 
 
 class Update(_Update, total=False):
-    """What is new of a rank: text of its files since the cursor, and the cursor after it. The
-    fields here are missing from a job that an earlier version has started.
+    """An update of a rank: new text of its files since the cursor, and the next cursor.
+
+    The fields in this class are missing in a job that an earlier version started.
     """
 
     left: Dict[str, int]  # bytes of each file after the cursor, without its hole
     sizes: Dict[str, int]  # bytes of each file
-    last: str  # the end of the log, if there is more of it than came with this update
+    last: str  # the end of the log, if it is longer than the text in this update
 
 
 class Probed(TypedDict):
-    """What a host found of the paths to other ranks."""
+    """Results of a host for the paths to other ranks."""
 
     reached: Dict[str, str]  # for each peer one of the results in probe.py
     listening: bool  # whether the rank's own port is bound
-    own: bool  # whether its address is one of this host's
-    addresses: List[str]  # those that are
+    own: bool  # whether its address belongs to this host
+    addresses: List[str]  # the addresses of this host
     proxy: str  # see probe.proxy
 
 
 class RankInfo(TypedDict):
-    """What the control node keeps of a rank."""
+    """The control node's record of a rank."""
 
     job: str
     task: str
@@ -298,27 +300,27 @@ class ListedRank(RankInfo):
     reason: str
     started_at: Optional[float]
     ended_at: Optional[float]
-    idle: float  # seconds since its last sign of life
-    processes: int  # how many it has
+    idle: float  # seconds since its last activity
+    processes: int  # number of its processes
     progress: Progress  # its last step and epoch
-    log_from: int  # where the wanted lines of its log begin, in bytes
+    log_from: int  # offset of the requested lines of its log, in bytes
 
 
 class ListedManifest(TypedDict):
-    """What a job listing has of ``job.json``."""
+    """The summary of ``job.json`` in a job listing."""
 
     attempt: int
     created_at: float
     tasks: Dict[str, str]  # the inventory host of each rank of that attempt
-    hosts: List[str]  # those of all attempts
-    restarts: int  # how many may follow
+    hosts: List[str]  # the hosts of all attempts
+    restarts: int  # number of restarts that may follow
 
 
 class ListedJob(TypedDict):
-    """A job that a host knows of."""
+    """A job in a job listing."""
 
     job: str
-    size: Optional[int]  # bytes on the disk; None where not measured
+    size: Optional[int]  # bytes on the disk; None if not measured
     manifest: Optional[ListedManifest]
     ranks: List[ListedRank]
 
@@ -332,7 +334,7 @@ class Gpu(TypedDict):
 
 
 class BusyGpu(TypedDict):
-    """Why a GPU cannot be had, what helps, and whether the job waits for it."""
+    """Why a GPU is not available, the remedy, and whether the job waits for it."""
 
     why: str
     remedy: str
@@ -340,17 +342,17 @@ class BusyGpu(TypedDict):
 
 
 class Environment(TypedDict):
-    """An environment of the role tensorflow, on top of which packages can be put."""
+    """An environment of the role tensorflow, to which packages can be added."""
 
-    root: str  # the folder of its link
+    root: str  # the folder that contains its link
     variant: str  # "cpu" or "gpu"
     python_series: str  # such as "3.11"
-    lock_sha256: str  # of the lock file that it was made from
-    package_environments: List[str]  # links beside its own, to environments on top of it
+    lock_sha256: str  # hash of its lock file
+    package_environments: List[str]  # links next to its own, to environments based on it
 
 
 class HostFacts(TypedDict):
-    """What a rank needs to know of its host."""
+    """Facts about a host that matter to a rank."""
 
     machine: str  # the same for two ranks of one machine
     address: str
@@ -361,12 +363,12 @@ class HostFacts(TypedDict):
     python: str
     host_python: str
     lease_dir: str
-    tensorflow: Optional[str]  # None where the interpreter belongs to no virtual environment
-    environment: Optional[Environment]  # None where the role tensorflow did not make it
-    missing_modules: Optional[List[str]]  # of those that the script imports; None if unknown
+    tensorflow: Optional[str]  # None if the interpreter is not in a virtual environment
+    environment: Optional[Environment]  # None if the role tensorflow did not create it
+    missing_modules: Optional[List[str]]  # modules that the script imports; None if unknown
     gpus: List[Gpu]
-    gpus_wanted: Any  # None where the environment is to be left alone
-    gpus_busy: Dict[str, BusyGpu]  # those that are not free, by UUID
+    gpus_wanted: Any  # None if the environment is not to be changed
+    gpus_busy: Dict[str, BusyGpu]  # GPUs that are not free, by UUID
 
 
 class OtherPython(TypedDict):
@@ -377,40 +379,41 @@ class OtherPython(TypedDict):
 
 
 class Suitability(TypedDict):
-    """What decides whether TensorFlow can be installed and used on a host; an empty text stands for
-    what is not there or not known.
+    """Facts that decide whether TensorFlow can be installed and used on a host.
+
+    An empty text means missing or unknown.
     """
 
     machine: str  # the architecture, such as x86_64
     has_avx: bool
     nvidia: str  # ``driver``, or ``device`` for a GPU without one
-    host_python: str  # version of the Python that has looked
+    host_python: str  # version of the Python that ran the check
     os_id: str  # ID, ID_LIKE and VERSION_ID of os-release(5)
     os_like: str
     os_version: str
     os_name: str
-    interpreter: str  # what environments are made from
-    python_version: str  # and what it is
+    interpreter: str  # the interpreter for environments
+    python_version: str  # and its version
     implementation: str
     bits: int
     free_threaded: bool
     has_venv: bool
     glibc: str  # such as ``glibc 2.31``
-    python_error: str  # why it could not be asked
-    others: List[OtherPython]  # interpreters that fit, where it does not
-    root: str  # folder of the environments
-    parent: str  # the nearest one that exists
-    obstacle: str  # what is in the way: a file, or a link that leads nowhere
+    python_error: str  # why it could not be run
+    others: List[OtherPython]  # suitable interpreters, if it is not
+    root: str  # the folder for environments
+    parent: str  # the nearest existing folder
+    obstacle: str  # an obstacle: a file, or a dangling link
     write_error: str
     is_noexec: bool
     mount_point: str
     mount_options: str
     free_mb: int  # in units of 10^6 bytes
-    is_installed: bool  # whether an environment is there
+    is_installed: bool  # whether an environment exists
 
 
 def clean(text: str, limit: int) -> str:
-    """Return ``text`` without what would control a terminal, but with newlines and tabs."""
+    """Return ``text`` without terminal control characters, except newlines and tabs."""
     text = text[: 4 * limit]
     if not text.isprintable():
         text = _CONTROLS.sub("", _ESCAPES.sub("", text))
@@ -426,25 +429,27 @@ def task_order(task: str) -> Tuple[int, int]:
 
 
 def is_number(text: str) -> bool:
-    """Return whether a text is a number in ASCII digits: isdigit() accepts ``²`` and ``٣``, too."""
+    """Return whether a text consists of ASCII digits; isdigit() also accepts ``²`` and ``٣``."""
     return text.isascii() and text.isdecimal()
 
 
 def note(text: str, stream: Optional[TextIO] = None) -> None:
-    """Print a line at once, on standard error by default; nothing if its file is on a full disk."""
+    """Print a line at once, on standard error by default; ignored if the disk is full."""
     with contextlib.suppress(OSError):
         print(text, file=stream or sys.stderr, flush=True)
 
 
 def write_json(path: str, value: Any, mode: int = 0o644, durable: bool = True) -> None:
-    """Replace ``path`` by ``value`` as JSON, as ``write_text`` does."""
+    """Replace ``path`` with ``value`` as JSON, see ``write_text``."""
     write_text(path, json.dumps(value, indent=1, sort_keys=True) + "\n", mode, durable)
 
 
 def write_text(path: str, text: str, mode: int = 0o644, durable: bool = True) -> None:
-    """Replace ``path`` by ``text``: a reader sees the old file or the new one; with ``durable``
-    also after a loss of power. After an OSError the old file is untouched. The temporary file next
-    to it has a name that other users of the folder cannot guess; only SIGKILL leaves it behind.
+    """Replace ``path`` with ``text`` atomically: a reader sees the old or the new file.
+
+    With ``durable``, this also holds after a power failure. After an OSError, the old file is
+    unchanged. Other users of the folder cannot guess the name of the temporary file next to it,
+    which remains only after SIGKILL.
     """
     temporary = "%s.%s.tmp" % (path, os.urandom(8).hex())
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -462,7 +467,7 @@ def write_text(path: str, text: str, mode: int = 0o644, durable: bool = True) ->
 
 
 def read_json(path: str) -> Optional[Dict[str, Any]]:
-    """Return the JSON object in ``path``, None without such a file; ValueError for no object."""
+    """Return the JSON object in ``path``, or None; ValueError if it is not an object."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with os.fdopen(descriptor, encoding="utf-8") as stream:
@@ -477,12 +482,12 @@ def read_json(path: str) -> Optional[Dict[str, Any]]:
 
 
 def expand(path: str) -> str:
-    """Return a path as an absolute one, with ``~`` and variables of the environment filled in."""
+    """Return the absolute form of a path, with ``~`` and environment variables expanded."""
     return os.path.abspath(os.path.expanduser(os.path.expandvars(path)))
 
 
 def read_whole(path: str) -> Optional[Dict[str, Any]]:
-    """Return as ``read_json`` the object in ``path``; None where it is cut off, too."""
+    """Return the JSON object in ``path``; None if the file is missing or truncated."""
     try:
         return read_json(path)
     except ValueError:
@@ -490,7 +495,7 @@ def read_whole(path: str) -> Optional[Dict[str, Any]]:
 
 
 def restarts_made(manifest: Mapping[str, Any]) -> int:
-    """Return how often a job was started again: attempts that were never staged do not count."""
+    """Return how often a job was restarted; attempts that were never staged do not count."""
     staged = [attempt for attempt in manifest["attempts"] if attempt["staged"]]
     return max(0, len(staged) - 1)
 
@@ -499,7 +504,7 @@ def _number(name: str, value: Any) -> Any:
     if value in NOT_FINITE:
         return value
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError("%s is no number" % name)
+        raise ValueError("%s is not a number" % name)
     if value != value or abs(value) > MAX_NUMBER:
         raise ValueError("%s is out of range" % name)
     return value
@@ -507,7 +512,7 @@ def _number(name: str, value: Any) -> Any:
 
 def _numbers(name: str, value: Any) -> Dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError("%s is no object of numbers" % name)
+        raise ValueError("%s is not an object of numbers" % name)
     if len(value) > MAX_METRICS:
         raise ValueError("%s has %d entries, the limit is %d" % (name, len(value), MAX_METRICS))
     names = {clean(key, MAX_NAME): number for key, number in value.items() if number is not None}
@@ -518,13 +523,13 @@ def _count(name: str, value: Any) -> int:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_COUNT:
-        raise ValueError("%s is no count" % name)
+        raise ValueError("%s is not a non-negative integer" % name)
     return value
 
 
 def _text(name: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError("%s is no text" % name)
+        raise ValueError("%s is not a string" % name)
     return clean(value, MAX_TEXT)
 
 
@@ -537,9 +542,9 @@ _PROGRESS_FIELDS = {
 
 
 def check_progress(value: Any) -> Progress:
-    """Return a progress record with the fields that the launcher knows; ValueError for none."""
+    """Return the known fields of a progress record; ValueError if it is invalid."""
     if not isinstance(value, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("it is not a JSON object")
     found = Progress()
     for name, check in _PROGRESS_FIELDS.items():
         if value.get(name) is not None:
@@ -548,8 +553,10 @@ def check_progress(value: Any) -> Progress:
 
 
 def read_progress(text: str) -> Tuple[List[Progress], List[Tuple[int, str]]]:
-    """Return the progress records in ``text`` (JSON lines), NaN and infinities as NOT_FINITE, and
-    for each line that is none, its place from 0 and what is wrong.
+    """Return the progress records in ``text`` (JSON lines), and the errors in it.
+
+    NaN and infinities are returned as NOT_FINITE. An error is the index of a line, from 0, and a
+    text.
     """
     found, wrong = [], []
     for place, line in enumerate(text.split("\n")):
@@ -560,7 +567,7 @@ def read_progress(text: str) -> Tuple[List[Progress], List[Tuple[int, str]]]:
                 raise ValueError("it has %d characters, the limit is %d" % (len(line), MAX_LINE))
             found.append(check_progress(json.loads(line, parse_constant=str)))
         except json.JSONDecodeError:
-            wrong.append((place, "it is no JSON"))
+            wrong.append((place, "it is not valid JSON"))
         except RecursionError:
             wrong.append((place, "it is nested too deeply"))
         except ValueError as error:
@@ -569,13 +576,15 @@ def read_progress(text: str) -> Tuple[List[Progress], List[Tuple[int, str]]]:
 
 
 def parse_progress(text: str) -> List[Progress]:
-    """Return the progress records in ``text`` (JSON lines); lines that are none are left out."""
+    """Return the progress records in ``text`` (JSON lines), without invalid lines."""
     return read_progress(text)[0]
 
 
 def with_earlier(record: Progress, earlier: Progress) -> Progress:
-    """Return a progress record with what the ``earlier`` ones hold and it lacks. Keras' lines and a
-    script's own records count by themselves, and what is approximate is not kept.
+    """Return a progress record with its missing fields filled in from ``earlier`` records.
+
+    Records from the console and records of the script are not mixed, and ``approximate`` is not
+    carried over.
     """
     if record.get("source") != earlier.get("source"):
         return record
@@ -586,18 +595,18 @@ def with_earlier(record: Progress, earlier: Progress) -> Progress:
 
 
 def is_whole(record: Progress) -> bool:
-    """Return whether the metrics of a record are final: a script's or of a whole epoch of Keras."""
+    """Return whether the metrics of a record are final: a script's, or of a whole Keras epoch."""
     if record.get("source") != "console":
         return True
     return "batches" in record and record.get("batch") == record["batches"]
 
 
 class ProgressWriter:
-    """Appends progress records to ``path``, or else to TRAIN_PROGRESS_FILE; without one, to none.
+    """Appends progress records to ``path``, by default to TRAIN_PROGRESS_FILE if it is set.
 
-    Records that come sooner than ``min_interval`` seconds after one of the same phase are dropped,
-    unless ``force`` is given. So are those that cannot be written, as on a full disk: the first one
-    is a warning, and the next ones are tried.
+    Records that follow one of the same phase within ``min_interval`` seconds are dropped, unless
+    ``force`` is given. Records that cannot be written, as on a full disk, are dropped as well. The
+    first such error prints a warning, and later records are tried again.
     """
 
     def __init__(self, path: Optional[str] = None, min_interval: float = 0.5) -> None:
@@ -605,16 +614,16 @@ class ProgressWriter:
         self.min_interval = min_interval
         self._last = float("-inf")
         self._phase: Optional[str] = None
-        self._is_cut = False  # the last record may be there in part
+        self._is_cut = False  # the last record may be incomplete
         self._has_warned = False
 
     def due(self, phase: Optional[str] = None) -> bool:
-        """Return whether a record would be written now, so that its values are needed."""
+        """Return whether a record would be written now."""
         is_late = time.monotonic() - self._last >= self.min_interval
         return bool(self.path) and (phase != self._phase or is_late)
 
     def write(self, phase: str, force: bool = False, **fields: Any) -> None:
-        """Append one record; TypeError if it cannot be JSON."""
+        """Append one record; TypeError if it cannot be converted to JSON."""
         if not self.path or not (force or self.due(phase)):
             return
         self._last, self._phase = time.monotonic(), phase

@@ -1,4 +1,4 @@
-"""Stages a rank on its host, undoes that, and packs the rank's results."""
+"""Stages a rank on its host, reverts that, and packs the rank's results."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ REMEDY = (
     "stop that job, choose another train_job_port or train_job_gpus, or wait for it (-e "
     "train_job_queue_timeout=SECONDS)"
 )
-#: Suffix of the folder that the archive is unpacked in.
+#: Suffix of the folder into which the archive is unpacked.
 UNPACKED = ".unpacked"
-#: Suffix of the description of the attempt before.
+#: Suffix of the description of the previous attempt.
 EARLIER = ".earlier"
-#: Seconds that a claim may take from its file's creation to its contents.
+#: Seconds to wait for the contents of a claim after its file was created.
 CLAIM_WRITE_S = 2.0
-#: Seconds after which a claim on an attempt is void if nothing was started.
+#: Seconds after which a claim on an attempt expires if nothing was started.
 CLAIM_S = 300.0
-#: Seconds after which a gang that was staged is running.
+#: Seconds after which a staged gang is running.
 YOUNG_S = 30.0
 
 
 def unresolvable(cluster: Dict[str, List[str]]) -> List[str]:
-    """Return the hosts of ``cluster`` (host:port by task type) that cannot be resolved here."""
+    """Return the hosts in ``cluster`` (host:port by task type) that cannot be resolved here."""
     addresses = {address for tasks in cluster.values() for address in tasks}
     missing = []
     for host in (address.rpartition(":")[0].strip("[]") for address in sorted(addresses)):
@@ -49,16 +49,16 @@ def unresolvable(cluster: Dict[str, List[str]]) -> List[str]:
 
 
 def stage(params: Params) -> Result:
-    """Take the rank's port and GPUs, fill its folder and return ``rank`` and ``warnings``; with
-    CallError, nothing was taken, and nothing of the folder is left.
+    """Take the rank's port and GPUs, fill its folder, and return ``rank`` and ``warnings``.
 
-    In a later attempt of the job, what the one before left running is ended, its files are set
-    aside, and code, checkpoints, model and events stay.
+    After a CallError, nothing is taken and nothing of the folder is left. In a later attempt of the
+    job, remaining processes of the previous one are ended and its files are set aside. Code,
+    checkpoints, model and events stay.
 
     Args:
         params: ``archive`` (on the host), ``root``, ``tf_config``, ``spec`` and ``manifest`` (JSON:
             the contents of ``rank.json`` and ``job.json``), ``readable_by`` (``owner`` or ``all``),
-            ``lease_dir``, ``force`` (a job that was stopped is started again) and
+            ``lease_dir``, ``force`` (restart a job that was stopped) and
             ``launcher`` (the zip archive of train/host, in base64).
     """
     spec: records.RankSpec = json.loads(params["spec"])
@@ -75,7 +75,7 @@ def stage(params: Params) -> Result:
     job_dir = os.path.join(root, "jobs", spec["job"])
     try:
         os.makedirs(os.path.dirname(job_dir), exist_ok=True)
-        with contextlib.suppress(FileExistsError):  # of another rank or attempt
+        with contextlib.suppress(FileExistsError):  # created by another rank or attempt
             os.mkdir(job_dir, 0o700 if params["readable_by"] == "owner" else 0o755)
         if spec["attempt"] > 1:
             claim(job_dir, manifest)
@@ -86,14 +86,14 @@ def stage(params: Params) -> Result:
         rank = fill(params, job_dir, spec)
     except BaseException:
         leases.release_rank(spec)
-        with contextlib.suppress(OSError):  # something of the job is in it
+        with contextlib.suppress(OSError):  # it contains files of the job
             os.rmdir(job_dir)
         raise
     return {"changed": True, "rank": rank, "warnings": warnings}
 
 
 def check_texts(spec: records.RankSpec) -> None:
-    """Refuse (CallError) arguments and variables that no process can be started with."""
+    """Raise CallError for arguments and variables with which no process can be started."""
     for number, argument in enumerate(spec["argv"]):
         if not isinstance(argument, str) or "\0" in argument:
             raise CallError("argument %d of the script is not text: quote it" % number)
@@ -108,7 +108,7 @@ def check_texts(spec: records.RankSpec) -> None:
 
 
 def claim(job_dir: str, manifest: Mapping[str, Any]) -> None:
-    """Make an attempt this control node's own; CallError if another one was faster."""
+    """Claim an attempt for this control node; CallError if another one was faster."""
     attempt, mark = manifest["attempt"], manifest["attempts"][-1]["claim"]
     attach = suggest("attach", job=manifest["job"])
     overtaken = "another control node has started attempt %d of job %s: follow it with `%s`"
@@ -127,7 +127,7 @@ def claim(job_dir: str, manifest: Mapping[str, Any]) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         claimed_at = os.stat(path).st_mtime
-        # Whoever has made the file also writes it.
+        # The process that created the file also writes it.
         processes.wait_until(lambda: read_text(path), CLAIM_WRITE_S, pause=0.02)
         if read_text(path) == mark:
             return  # another rank of this machine was first
@@ -141,8 +141,9 @@ def claim(job_dir: str, manifest: Mapping[str, Any]) -> None:
 
 
 def take_leases(folder: str, spec: records.RankSpec, manifest: Mapping[str, Any]) -> List[str]:
-    """Take the rank's port and GPUs, note in ``spec`` what the supervisor is to hold, and return
-    warnings. A folder that cannot be used is only warned of: another user may have made it so.
+    """Take the rank's port and GPUs, add the leases to ``spec``, and return warnings.
+
+    A folder that cannot be used is only a warning, because another user may be the cause.
     """
     created_at = manifest["created_at"]
     gpus = manifest["hosts"][spec["host"]]["gpus"]
@@ -161,7 +162,7 @@ def take_leases(folder: str, spec: records.RankSpec, manifest: Mapping[str, Any]
 
 
 def fill(params: Params, job_dir: str, spec: records.RankSpec) -> records.RankInfo:
-    """Fill the rank's folder, or leave nothing of it and fail, and return the rank."""
+    """Fill the rank's folder and return the rank; after a failure, nothing of it is left."""
     rank_dir = os.path.join(job_dir, spec["task"])
     spec["results_dir"] = os.path.join(job_dir, spec["results_dir"])
     spec["machine"] = processes.machine()
@@ -201,7 +202,7 @@ def fill(params: Params, job_dir: str, spec: records.RankSpec) -> records.RankIn
 
 
 def write_description(job_dir: str, manifest: Mapping[str, Any]) -> None:
-    """Write ``job.json`` of an attempt, and keep that of the one before."""
+    """Write ``job.json`` of an attempt, and keep that of the previous one."""
     path = os.path.join(job_dir, records.JOB_FILE)
     known = records.read_whole(path)
     if known is not None and known.get("attempt", 0) < manifest["attempt"]:
@@ -210,23 +211,23 @@ def write_description(job_dir: str, manifest: Mapping[str, Any]) -> None:
 
 
 def unpack(archive: str, launcher: str, folder: str) -> None:
-    """Unpack the job's archive and the launcher, or leave nothing."""
+    """Unpack the job's archive and the launcher; after a failure, nothing is left."""
     temporary = folder + UNPACKED
     shutil.rmtree(temporary, ignore_errors=True)
     with tarfile.open(archive) as tar:
         if hasattr(tarfile, "data_filter"):
             tar.extractall(temporary, filter="data")
         else:
-            tar.extractall(temporary)  # made by this project's own control node
+            tar.extractall(temporary)  # created by this project's control node
     with zipfile.ZipFile(io.BytesIO(base64.b64decode(launcher))) as programs:
         unpack_programs(programs, os.path.join(temporary, records.LAUNCHER_DIR))
-    for name in sorted(os.listdir(temporary)):  # launcher last: with it, the folder is complete
+    for name in sorted(os.listdir(temporary)):  # launcher last, as the mark of a complete folder
         os.replace(os.path.join(temporary, name), os.path.join(folder, name))
     os.rmdir(temporary)
 
 
 def unpack_programs(programs: zipfile.ZipFile, folder: str) -> None:
-    """Unpack the launcher, with those compiled modules that this Python can take."""
+    """Unpack the launcher, with the compiled modules that fit this Python."""
     for name in programs.namelist():
         path = os.path.join(folder, name)
         content = programs.read(name)
@@ -240,8 +241,10 @@ def unpack_programs(programs: zipfile.ZipFile, folder: str) -> None:
 
 
 def earlier_environment(job_dir: str, spec: records.RankSpec) -> Dict[str, str]:
-    """Return the script's environment of an earlier attempt: who has attached does not know it. It
-    is that of the same inventory host, or of the same task, or of any rank.
+    """Return the script's environment from an earlier attempt.
+
+    A control node that has attached does not know it. It is taken from the same inventory host, or
+    else the same task, or else any rank.
     """
     found = [earlier for earlier in map(ranks.specification, ranks.in_job(job_dir)) if earlier]
 
@@ -266,11 +269,12 @@ def check_environment(environment: Mapping[str, str], manifest: Mapping[str, Any
 
 
 def end_earlier(job_dir: str, rank_dir: str, host: str, manifest: Mapping[str, Any]) -> None:
-    """End what an earlier attempt left running for an inventory host, and on its machine under any
-    name, and set the files of the rank's folder aside.
+    """End the remaining processes of an earlier attempt, and set the files of the rank aside.
+
+    This includes ranks of the inventory host, and ranks on its machine under other names.
     """
     facts = manifest["hosts"]
-    # Other ranks of this attempt on this machine end what is in their own folders.
+    # Other ranks of this attempt on this machine handle their own folders.
     theirs = {
         os.path.join(job_dir, rank["task"])
         for rank in manifest["ranks"]
@@ -286,7 +290,7 @@ def end_earlier(job_dir: str, rank_dir: str, host: str, manifest: Mapping[str, A
 
 
 def remove_unstarted(job_dir: str, task: str, created_at: float) -> None:
-    """Remove the folder of a rank that was never started, and the job's if it holds no other."""
+    """Remove the folder of a rank that was never started, and the job's if it has no others."""
     rank_dir = os.path.join(job_dir, task)
     spec = records.read_whole(os.path.join(rank_dir, records.RANK_FILE)) or {}
     own = (spec.get("leases") or {}).get("created_at") == created_at
@@ -299,7 +303,7 @@ def remove_unstarted(job_dir: str, task: str, created_at: float) -> None:
 
 
 def undo(job_dir: str, task: str, attempt: int) -> None:
-    """Have a rank and its job be as they were before a later attempt was made ready."""
+    """Restore a rank and its job to their state before a later attempt was staged."""
     if os.path.isdir(os.path.join(job_dir, task)):
         ranks.put_back(os.path.join(job_dir, task), attempt)
     path = os.path.join(job_dir, records.JOB_FILE)
@@ -309,9 +313,10 @@ def undo(job_dir: str, task: str, attempt: int) -> None:
 
 
 def unstage(params: Params) -> Result:
-    """Give back what was taken for a rank that has not started, and its place in the queue. Its
-    folder is removed in the job's first attempt; in a later one it is as the attempt before left
-    it. CallError in any case, so that the play ends.
+    """Release the leases of a rank that has not started, and its place in the queue.
+
+    In the job's first attempt, its folder is removed. In a later one, the folder is restored to its
+    state after the previous attempt. Always raise CallError, so that the play ends.
 
     Args:
         params: ``root``, ``lease_dir``, ``job``, ``task``, ``attempt``, ``created_at`` and
@@ -341,9 +346,9 @@ def unstage(params: Params) -> Result:
 
 
 def collect(params: Params) -> Result:
-    """Pack those of ``folders`` that ``rank_dir`` has into one ``archive`` there, None without any.
+    """Pack the existing ``folders`` of ``rank_dir`` into an ``archive`` there, or return None.
 
-    Links and special files are left out: the control node would refuse them.
+    Links and special files are left out, because the control node would reject them.
     """
     rank_dir = params["rank_dir"]
     paths = {name: os.path.join(rank_dir, name) for name in params["folders"]}
@@ -354,8 +359,10 @@ def collect(params: Params) -> Result:
 
 
 def collect_files(params: Params) -> Result:
-    """Pack what the patterns ``globs`` match in the working directory of ``rank_dir`` into one
-    ``archive`` there, in a folder ``task``; None where they match nothing.
+    """Pack files of the working directory of ``rank_dir`` that match ``globs``.
+
+    Return the ``archive`` in ``rank_dir``, with the files in a folder ``task``; None if nothing
+    matches.
     """
     code_dir, task = os.path.join(params["rank_dir"], records.CODE_DIR), params["task"]
     paths = {
@@ -372,11 +379,11 @@ def _packed(rank_dir: str, file: str, paths: Mapping[str, str], names: List[str]
     """Pack ``paths`` under their ``names`` into a file in ``rank_dir``, and return its path."""
     archive = os.path.join(rank_dir, file)
     try:
-        # Weights hardly get smaller, so little time is spent on that.
+        # Weights hardly shrink, so little time is spent on compression.
         with tarfile.open(archive + ".tmp", "w:gz", compresslevel=1) as tar:
 
             def plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-                tar.inodes.clear()  # type: ignore[attr-defined]  # a file of two names comes twice
+                tar.inodes.clear()  # type: ignore[attr-defined]  # pack a file with two names twice
                 return member if member.isreg() or member.isdir() else None
 
             for name in names:

@@ -1,8 +1,8 @@
-"""The commands that messages suggest, by name.
+"""Defines the commands that messages suggest, by name.
 
-How a command is called depends on the control node: on its folder, its inventory and its options.
-A text that is made on a host therefore contains a marker, and train/gang/suggestions.py replaces it
-with the command. Hosts may lie, so a marker is a name and fields, each of which is checked.
+The form of a command depends on the control node: its folder, inventory and options. A text from a
+host therefore contains a marker, which train/gang/suggestions.py replaces with the command. Hosts
+are not trusted, so a marker is a name with fields, each of which is checked.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Suggestion(NamedTuple):
     """A command that can be suggested."""
 
     program: str
-    #: Its words, with ``{field}``; of the parts in brackets, those are left out whose field has no
-    #: value. A command for a host is a line for its shell.
+    #: Its words, with ``{field}``. Parts in brackets are left out if their field has no value. A
+    #: command for a host is a line for its shell.
     usage: str
 
 
@@ -56,7 +56,7 @@ SUGGESTIONS: Mapping[str, Suggestion] = {
 }
 
 _NAME = r"(?!-)[^\x00-\x1f\x7f]{1,65536}"
-#: The field of a marker that names the host for whose shell a command is.
+#: The field of a marker with the host for a command in a host's shell.
 ON = "on"
 #: Patterns for the fields.
 FIELDS: Mapping[str, str] = {
@@ -90,8 +90,9 @@ def fields_of(marker: "re.Match[str]") -> Dict[str, str]:
 
 
 def check(name: str, fields: Mapping[str, str]) -> None:
-    """Refuse (ValueError) a name that is not registered, and fields that it does not have or whose
-    values are not of their kind.
+    """Check the name and the fields of a marker.
+
+    Raise ValueError for an unknown name, unknown fields, or invalid values of fields.
     """
     if name not in SUGGESTIONS:
         raise ValueError(f"no command {name!r} is registered")

@@ -1,9 +1,8 @@
-"""What decides whether TensorFlow can be installed and used on a host: facts alone, which
-train/gang/suitability.py judges.
+"""Collects facts that decide whether TensorFlow can be installed and used on a host.
 
-``setup.yml`` sends this file by itself to hosts that may have an old Python. It therefore needs
-only the standard library of Python 3.6 and imports nothing of this package. It changes nothing:
-the file that it maps has no name.
+train/gang/suitability.py judges them. ``setup.yml`` sends this file alone to hosts that may have an
+old Python, so it needs only the standard library of Python 3.6 and imports nothing from this
+package. It changes nothing on the host: the file that it maps has no name.
 """
 
 import errno
@@ -18,9 +17,9 @@ import subprocess
 import tempfile
 from typing import Any, Dict, List, Mapping, Set, Tuple
 
-#: Seconds that an interpreter may take, and how many others are tried.
+#: Time limit in seconds of an interpreter, and maximum number of others to try.
 PYTHON_S, MOST_OTHERS = 20.0, 12
-#: What an interpreter prints of itself.
+#: A program with which an interpreter prints its properties.
 PROBE = """\
 import json, platform, sys
 try:
@@ -36,7 +35,7 @@ print(json.dumps({
     "glibc": " ".join(platform.libc_ver()).strip(),
 }))
 """
-#: Where interpreters are besides the PATH: of administrators, uv, pyenv and conda.
+#: Places of interpreters besides the PATH: of administrators, uv, pyenv and conda.
 PLACES = (
     "/usr/local/bin",
     "/opt/*/bin",
@@ -45,7 +44,7 @@ PLACES = (
     "~/.pyenv/versions/*/bin",
     "~/mini*3/bin",
 )
-#: What is wrong with a folder that is mounted with noexec, and what helps.
+#: The message about a folder that is mounted with noexec, with its remedy.
 NOEXEC = (
     "%s is mounted with noexec, and TensorFlow's libraries under %s cannot be loaded from there"
 )
@@ -54,7 +53,7 @@ NOEXEC_REMEDY = (
     "or, if noexec is not wanted there, run on the host: `sudo mount -o remount,exec %s`, and "
     "remove it from /etc/fstab"
 )
-#: How interfaces of NVIDIA's GPUs show on the PCI bus: vendor, and the beginning of the class.
+#: NVIDIA's GPUs on the PCI bus: the vendor, and the beginning of the class.
 NVIDIA, DISPLAY = "0x10de", "0x03"
 
 
@@ -62,8 +61,8 @@ def examine(request: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the facts of this host, see records.Suitability.
 
     Args:
-        request: ``python``, the interpreter that environments are made from, a name or a path;
-            ``supported``, the oldest and newest version that fits; ``root``, the folder of the
+        request: ``python``, the interpreter for environments, a name or a path;
+            ``supported``, the oldest and newest suitable version; ``root``, the folder of the
             environments; ``environment``, the name of the link to the one in use.
     """
     facts: Dict[str, Any] = {
@@ -91,13 +90,13 @@ def _absolute(path: str) -> str:
 
 
 def has_avx(cpus: str) -> bool:
-    """Return whether ``/proc/cpuinfo`` lists AVX; True where it lists no flags of x86."""
+    """Return whether ``/proc/cpuinfo`` lists AVX; True if it lists no flags of x86."""
     flags = [line.split(":", 1)[1] for line in cpus.splitlines() if line.startswith("flags")]
     return not flags or "avx" in flags[0].split()
 
 
 def nvidia() -> str:
-    """Return ``driver`` where an NVIDIA driver is in use, ``device`` where there is only a GPU."""
+    """Return ``driver`` if an NVIDIA driver is loaded, ``device`` if there is only a GPU."""
     if os.path.exists("/dev/nvidia0") or os.path.exists("/proc/driver/nvidia/version"):
         return "driver"
     for path in glob.glob("/sys/bus/pci/devices/*"):
@@ -108,7 +107,7 @@ def nvidia() -> str:
 
 
 def system(release: str) -> Dict[str, Any]:
-    """Return what os-release(5) calls the distribution."""
+    """Return the names of the distribution from os-release(5)."""
     fields = {}
     for line in release.splitlines():
         name, _, value = line.partition("=")
@@ -122,7 +121,7 @@ def system(release: str) -> Dict[str, Any]:
 
 
 def interpreter(command: str, supported: List[str]) -> Dict[str, Any]:
-    """Return what an interpreter is; if its version does not fit, ``others`` that do."""
+    """Return the properties of an interpreter; if it is unsuitable, also suitable ``others``."""
     path = shutil.which(os.path.expanduser(command)) or ""
     found = _probe(path) if path else {"error": "there is no program %s" % command}
     facts: Dict[str, Any] = {
@@ -166,7 +165,7 @@ def _numbers(version: str) -> Tuple[int, ...]:
 
 
 def _fits(found: Mapping[str, Any], supported: List[str]) -> bool:
-    """Return whether an interpreter is one that TensorFlow's wheels are made for."""
+    """Return whether TensorFlow has wheels for an interpreter."""
     oldest, newest = (_numbers(version) for version in supported)
     return bool(
         oldest <= _numbers(found.get("version", "")) <= newest
@@ -178,7 +177,7 @@ def _fits(found: Mapping[str, Any], supported: List[str]) -> bool:
 
 
 def _others(supported: List[str]) -> List[Dict[str, str]]:
-    """Return interpreters of this host that fit, the newest first: ``path`` and ``version``."""
+    """Return suitable interpreters of this host, newest first: ``path`` and ``version``."""
     oldest, newest = (_numbers(version) for version in supported)
     names = ["python3.%d" % minor for minor in range(newest[1], oldest[1] - 1, -1)]
     found: List[Dict[str, str]] = []
@@ -199,9 +198,9 @@ def _others(supported: List[str]) -> List[Dict[str, str]]:
 
 
 def folder(root: str, environment: str) -> Dict[str, Any]:
-    """Return what decides whether environments can be installed under ``root``.
+    """Return facts that decide whether environments can be installed under ``root``.
 
-    If it does not exist yet, the nearest folder above it decides.
+    If it does not exist yet, the nearest folder above it is checked.
     """
     target = os.path.join(root, "venvs")
     parent, obstacle = nearest(target)
@@ -223,8 +222,9 @@ def folder(root: str, environment: str) -> Dict[str, Any]:
 
 
 def nearest(path: str) -> Tuple[str, str]:
-    """Return the nearest folder at or above a path, and what is in the way below it: a file, or a
-    link that leads nowhere; empty if there is nothing.
+    """Return the nearest folder at or above a path, and an obstacle below it.
+
+    The obstacle is a file or a dangling link, or empty if there is none.
     """
     obstacle = ""
     while not os.path.isdir(path):
@@ -235,8 +235,10 @@ def nearest(path: str) -> Tuple[str, str]:
 
 
 def try_file(parent: str) -> Tuple[bool, str]:
-    """Return whether a program of a folder can be mapped into memory, as far as can be seen, and
-    why no file can be made there. The file has no name, and no content that takes space.
+    """Return whether programs in a folder can be mapped, and why no file can be created there.
+
+    The test file has no name and takes no space. If it cannot be created, mapping is assumed to
+    work.
     """
     is_mapped = True
     try:
@@ -249,8 +251,9 @@ def try_file(parent: str) -> Tuple[bool, str]:
 
 
 def is_noexec(folder: str, name: str) -> bool:
-    """Return whether libraries below a folder cannot be loaded; ``name`` is a file there, if it
-    exists, that is tried.
+    """Return whether libraries below a folder cannot be loaded.
+
+    ``name`` is a file in the folder to try, if it exists.
     """
     if os.statvfs(folder).f_flag & os.ST_NOEXEC:
         return True
@@ -262,7 +265,7 @@ def is_noexec(folder: str, name: str) -> bool:
 
 
 def can_map(descriptor: int, length: int = mmap.PAGESIZE) -> bool:
-    """Return whether an open file may be mapped as a program is; noexec mounts forbid that."""
+    """Return whether an open file may be mapped as a program, which noexec mounts forbid."""
     try:
         mapped = mmap.mmap(
             descriptor,
@@ -283,6 +286,6 @@ def mount_of(path: str) -> Tuple[str, str]:
         fields = line.split()
         mounted = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m.group(1), 8)), fields[4])
         inside = path == mounted or path.startswith(mounted.rstrip("/") + "/")
-        if inside and len(mounted) >= len(point):  # of two at one place, the later one is seen
+        if inside and len(mounted) >= len(point):  # the later of two is visible
             point, options = mounted, fields[5]
     return point, options

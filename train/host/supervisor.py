@@ -1,11 +1,11 @@
-"""The rank supervisor: runs one rank's script and keeps its ``state.json`` true.
+"""The rank supervisor: runs one rank's script and keeps its ``state.json`` up to date.
 
     cd RANK_DIR/launcher && python3 -S -E -m train.host.supervisor RANK_DIR
 
-It holds the deadlines, and ends the script (TERM, grace, KILL) with all that it has started, whose
-subreaper it is. If it is killed itself or fails, its parent, the watchdog, inherits and ends them.
-The command returns as soon as the supervisor, in a session of its own, has noted its start. The
-exit code is 0, or 1 with the reason.
+It enforces the deadlines, and ends the script (SIGTERM, grace period, SIGKILL) with all of its
+descendants, whose subreaper it is. If the supervisor is killed or fails, its parent, the watchdog,
+inherits and ends them. The command returns as soon as the supervisor, in a separate session, has
+noted its start. The exit code is 0, or 1 with the reason.
 """
 
 from __future__ import annotations
@@ -43,35 +43,35 @@ from . import (
 )
 from .masking import Mask
 
-#: Seconds between two turns of the supervisor; the rank's end and signals are noticed at once.
+#: Seconds between two iterations of the supervisor; the rank's end and signals are noticed at once.
 TICK = 0.5
 _WAKING = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-#: Seconds that a rank which hangs has to write its stacks.
+#: Seconds that a hanging rank has to write its stacks.
 _DUMP = 5.0
-#: The part of a machine's memory from which on a rank was killed for its own use of it.
+#: The share of a machine's memory above which a rank counts as killed for its own usage.
 _LARGE = 0.05
 #: Bytes of ranks.RESERVE_FILE.
 _RESERVE = 65_536
-#: Bytes of the supervisor's own log at which it is emptied.
+#: Size in bytes at which the supervisor's own log is emptied.
 _LOG_LIMIT = 1_048_576
-#: Seconds for which a rank makes steps without a contact before that is reported.
+#: Seconds of steps without a contact before that is reported.
 _ALONE = 10.0
 #: A variable in an argument.
 _VARIABLE = re.compile(r"\$(?:\{(?P<braced>TRAIN_[A-Z_]+)\}|(?P<plain>TRAIN_[A-Z0-9_a-z]+))")
-#: The least seconds after its last step for which a script that does not end is not reported.
+#: Minimum seconds after the last step before a script that does not exit is reported.
 _LINGERING = 5.0
-#: Seconds between two lists of what the script has started; fewer at first.
+#: Seconds between two listings of the script's descendants; fewer at first.
 _SESSIONS = 10.0
-#: How often within its limit a rank that has not started is looked at for signs of life.
+#: Number of activity checks within the limit of a rank that has not started.
 _LOOKS = 20
-#: Bytes that are kept of the stacks of a rank that hung, and read of a log.
+#: Bytes to keep of the stacks of a hanging rank, and to read of a log.
 _STACKS, _LAST_LINES = 4_194_304, 65_536
-#: Phase, cause and reason of an end.
+#: Phase, cause and reason of the end of a rank.
 _Outcome = Tuple[str, Optional[str], str]
 
 
 class Supervisor:
-    """The rank of a folder with ``rank.json`` and the staged code, from its start to its end."""
+    """Runs the rank of a folder with ``rank.json`` and the staged code."""
 
     def __init__(self, rank_dir: str) -> None:
         self.rank_dir = rank_dir
@@ -154,7 +154,7 @@ class Supervisor:
         return self.spec["checkpoint_dir"] or os.path.join(results, records.CHECKPOINT_DIR)
 
     def _environment(self, temporary_dir: str) -> Dict[str, str]:
-        # Variables of the shell that Ansible came through are not for the script.
+        # Variables of Ansible's login shell are not for the script.
         dropped = ("ANSIBLE_ASYNC_DIR", "PYTHONPATH", "PYTHONHOME")
         environment = {name: v for name, v in os.environ.items() if name not in dropped}
         tf_config = records.read_json(self._path(records.TF_CONFIG_FILE))
@@ -180,23 +180,23 @@ class Supervisor:
         )
         if temporary_dir:
             environment.setdefault("TMPDIR", temporary_dir)
-        # A fatal signal then leaves the stacks of all threads in the log.
+        # A fatal signal then writes the stacks of all threads to the log.
         environment.setdefault("PYTHONFAULTHANDLER", "1")
         if glibc() >= (2, 35):
             environment.setdefault(records.ENV_MALLOC, records.MALLOC_OPTIONS)
         environment["TF_USE_LEGACY_KERAS"] = "1" if self.spec["keras"] == 2 else "0"
         sharing, cores = self.spec["ranks_on_machine"], len(os.sched_getaffinity(0))
         threads = max(1, (os.cpu_count() or 1) // sharing)
-        # With a single one, a chief and its parameter servers hang.
+        # With a single thread, a chief and its parameter servers hang.
         least = 4 if (tf_config or {}).get("cluster", {}).get("ps") else 1
         if sharing > 1:
-            # Ranks of one machine that each take all cores slow each other.
+            # Ranks of one machine that each use all cores slow each other down.
             environment.setdefault("TF_NUM_INTRAOP_THREADS", str(threads))
         if sharing > 1 or cores < least:
             environment.setdefault("TF_NUM_INTEROP_THREADS", str(max(least, threads)))
         if self.spec["gpus"] is not None:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.spec["gpus"]) or "-1"
-            environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # that of the driver's indices
+            environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the order of the driver's indices
             environment.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
         environment.update(self.spec["environment"])
         return environment
@@ -210,7 +210,7 @@ class Supervisor:
 
         self.state["checkpoint_found"] = _holds_file(self._checkpoint_dir())
         environment = self._environment(temporary.create(self.rank_dir))
-        # Not through the link of the environment in use: it may lead elsewhere before the job ends.
+        # Not through the link to the current environment, which may change before the job ends.
         folder, name = os.path.split(self.spec["python"])
         python = os.path.join(os.path.realpath(folder), name)
         with open(self._path(records.LOG_FILE), "ab") as log:
@@ -227,7 +227,7 @@ class Supervisor:
 
     def _watch(self, worker: subprocess.Popen[bytes]) -> None:
         began = time.monotonic()
-        outcome: Optional[_Outcome] = None  # of an end that the supervisor has decided
+        outcome: Optional[_Outcome] = None  # set if the supervisor has decided to end the rank
         kill_at = float("inf")
         dump_from: Optional[int] = None
         while worker.returncode is None:
@@ -253,7 +253,7 @@ class Supervisor:
                     _ask_for_stacks(worker.pid)
                 elif outcome is not None:
                     processes.send(worker.pid, signal.SIGTERM, group=True)
-                    # A stopped process takes no signal but KILL and CONT.
+                    # A stopped process only handles SIGKILL and SIGCONT.
                     processes.send(worker.pid, signal.SIGCONT, group=True)
                     kill_at = now + grace
             if now >= kill_at:
@@ -261,7 +261,7 @@ class Supervisor:
         if outcome is None and worker.returncode == 0:
             self._note_left_at_work(worker)
             self._note_left_files()
-        # Children may have outlived the script, even in sessions of their own.
+        # Children may have outlived the script, even in their own sessions.
         left = processes.end_descendants()
         if left:
             records.note("processes %s of the script do not end" % left)
@@ -273,7 +273,7 @@ class Supervisor:
             hung = outcome[1] == ends.HUNG
             outcome = (*outcome[:2], reason)
             if hung and ends.disk_full(self.rank_dir):
-                # It waits to write: its log cannot show that.
+                # It waits to write, which its log cannot show.
                 reason = "%s; the disk of %s is full" % (reason, self.rank_dir)
                 outcome = (records.FAILED, ends.DISK, reason)
         self._finish(outcome or self._own_end(worker.returncode), worker.returncode)
@@ -281,7 +281,7 @@ class Supervisor:
     def _own_end(self, returncode: int) -> _Outcome:
         of_group, of_host = (n - m for n, m in zip(ends.memory_kills(), self._killed_before))
         peak_mb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
-        # The kernel kills the largest: not this rank, where it was a small one.
+        # The kernel kills the largest process, which a small rank is not.
         large = peak_mb * 2**20 > _LARGE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         kills = (of_group, of_host if large else 0)
         log = self._log.read_last(_LAST_LINES).decode(errors="replace")
@@ -290,7 +290,7 @@ class Supervisor:
         return records.FAILED if cause else records.COMPLETED, cause, reason
 
     def _request(self, signum: int) -> Tuple[str, float]:
-        """Return reason and grace of a request to stop, which came as a signal."""
+        """Return reason and grace of a stop request that arrived as a signal."""
         request: Dict[str, Any] = {}
         with contextlib.suppress(OSError):
             request = records.read_whole(self._path(ranks.STOP_FILE)) or {}
@@ -300,12 +300,12 @@ class Supervisor:
         return reason, grace if isinstance(grace, (int, float)) else self.spec["grace"]
 
     def _keep_stacks(self, offset: int) -> str:
-        """Keep the stacks that the rank wrote, and return where it was stuck, in words."""
+        """Store the stacks that the rank wrote, and return a text about where it was stuck."""
         text = self._log.read_last(_STACKS, offset)
         place, in_framework = pace.stuck_in(text.decode(errors="replace"))
         self.state["stuck_in_framework"] = in_framework
         try:
-            # Whatever the script has put there, it is not waited for.
+            # The script may have replaced the file by anything, so do not wait.
             how = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK
             with open(os.open(self._path(records.STACKS_FILE), how, 0o644), "wb") as kept:
                 kept.write(text)
@@ -325,7 +325,7 @@ class Supervisor:
             return records.FAILED, ends.MAX_RUNTIME, reason
         allowed, finished = self.spec.get("exit_timeout", 0.0), self._finished_for(now)
         if allowed and finished > allowed:
-            # It has done its work.
+            # It has completed its work.
             reason = "made its last step %.0f s ago and did not end (train_job_exit_timeout)"
             return records.COMPLETED, ends.LINGERED, reason % finished
         reason = self._pace.overdue(now)
@@ -334,8 +334,9 @@ class Supervisor:
         return None
 
     def _late(self, elapsed: float, now: float) -> str:
-        """Return in words that the rank has not opened its port for too long; else nothing. What
-        shows that it is alive ends it only at a limit that the user has set.
+        """Return a text if the rank has not opened its port for too long, or an empty one.
+
+        An active rank is ended only at a limit that the user has set.
         """
         port, timeout = self.spec["port"], self.spec["start_timeout"]
         if timeout:
@@ -355,7 +356,7 @@ class Supervisor:
         if self.state["phase"] != records.STARTING:
             return
         port = self.spec["port"]
-        # A script that makes steps has started, with a port or without one.
+        # A script that makes steps has started, with or without a port.
         steps = self._console_bytes or self._pace.step is not None
         if port is None or steps or processes.is_listening(port):
             self.state["phase"] = records.RUNNING
@@ -363,7 +364,7 @@ class Supervisor:
             self._save()
 
     def _note_sessions(self, now: float, elapsed: float) -> None:
-        """Note the sessions of all that the script has started, for ranks.processes_of."""
+        """Store the sessions of all descendants of the script, for ranks.processes_of."""
         if now < self._sessions_due:
             return
         self._sessions_due = now + min(_SESSIONS, elapsed)
@@ -377,7 +378,7 @@ class Supervisor:
             self._save()
 
     def _note_left_at_work(self, worker: subprocess.Popen[bytes]) -> None:
-        """Note processes that are at work, but are ended as the script has ended."""
+        """Store active processes that are ended because the script has ended."""
         progress = self._path(records.PROGRESS_FILE)
         size = tail.size(progress)
         command = [os.fsdecode(word) for word in cast(Any, worker.args)]
@@ -387,7 +388,7 @@ class Supervisor:
             self.state["at_work"] = [mask.text(one) for one in found]
 
     def _note_left_files(self) -> None:
-        """Note what looks like results in the folder where the script ran."""
+        """Store files in the working directory that look like results."""
         folder = os.path.join(self.rank_dir, records.CODE_DIR)
         fetched = self.spec.get("collect", [])
         count, size, names = outputs.left_behind(folder, self.state["started_at"], fetched)
@@ -395,8 +396,9 @@ class Supervisor:
             self.state["left_files"] = {"count": count, "bytes": size, "names": names}
 
     def _finished_for(self, now: float) -> float:
-        """Return for how many seconds the rank has neither reported nor printed anything after its
-        last step; 0 where there are more steps to come.
+        """Return the seconds without report or output after the last step of the rank.
+
+        0 if more steps are to come.
         """
         size = self._log.size()
         if size != self._log_size:
@@ -404,7 +406,7 @@ class Supervisor:
         return min(self._pace.finished_for(now), now - self._printed_at)
 
     def _note_lingering(self, pid: int, now: float) -> None:
-        """Note what still runs of a script that has made its last step, and does not end."""
+        """Store what still runs in a script that has made its last step and does not exit."""
         seconds = self._finished_for(now)
         is_lingering = seconds > max(_LINGERING, self.spec["hang_min_seconds"])
         if is_lingering == ("lingering" in self.state):
@@ -418,7 +420,7 @@ class Supervisor:
         self._save()
 
     def _note_contacts(self, pid: int, now: float) -> None:
-        """Note that the rank makes steps without a contact to the others of its gang."""
+        """Store that the rank makes steps without a contact to the others of its gang."""
         steps = self._makes_steps
         if self.state["phase"] == records.STARTING and not steps:
             return
@@ -433,14 +435,13 @@ class Supervisor:
             self._save()
 
     def _read_console(self) -> None:
-        """Turn Keras' lines in the log into progress records, unless the script writes its own."""
+        """Convert Keras output in the log to progress records, unless the script writes its own."""
         progress = self._path(records.PROGRESS_FILE)
         if tail.size(progress) not in (0, self._console_bytes):
             return
         found = self._console.feed(self._log.read())
         if found:
-            # Of the records of one turn, the last of each phase and epoch is enough, with values
-            # and without.
+            # The last record of each phase and epoch is enough, with values and without.
             groups = itertools.groupby(
                 found,
                 lambda one: (one.get("phase"), one.get("epoch"), "loss" in one or "metrics" in one),
@@ -450,7 +451,7 @@ class Supervisor:
             self._console_bytes = tail.size(progress) or 0
 
     def _read_progress(self, now: float) -> None:
-        """Measure the pace by the progress records, whoever wrote them."""
+        """Measure the pace from the progress records of any source."""
         lines = self._progress.read_lines()
         if lines:
             found = records.parse_progress(lines.decode(errors="replace"))
@@ -458,15 +459,15 @@ class Supervisor:
             for record in found:
                 place = record.get("step"), record.get("batch"), record.get("epoch")
                 if any(place):
-                    # A single record may be a sign of life, and no training.
+                    # A single record may show activity without training.
                     self._makes_steps |= self._first_place not in (None, place)
                     self._first_place = self._first_place or place
 
     def _limit_files(self) -> None:
-        """Free what is too much of the rank's files, while the script continues to write."""
+        """Free excess space of the rank's files while the script continues to write."""
         for name, (file, reader) in self._limited.items():
             hole = file.wanted()
-            # Noted first: what reads the file meanwhile skips what is no longer there.
+            # Stored first, so that readers skip the range that is removed.
             self._note_hole(name, hole)
             if hole is None or hole == file.hole:
                 continue
@@ -508,7 +509,7 @@ class Supervisor:
 
 
 def expand(word: str, environment: Dict[str, str]) -> str:
-    """Return an argument with the launcher's variables filled in, and nothing else changed."""
+    """Return an argument with only the launcher's variables expanded."""
 
     def value(found: "re.Match[str]") -> str:
         name = found["braced"] or found["plain"]
@@ -524,14 +525,14 @@ def glibc() -> Tuple[int, ...]:
 
 
 def _holds_file(folder: str) -> bool:
-    """Return whether there is any file in a folder or below it."""
+    """Return whether a folder or its subfolders contain any file."""
     return any(files for _, _, files in os.walk(folder))
 
 
 def _ask_for_stacks(pid: int) -> None:
-    """Have a Python process write the stacks of all its threads to its log, and end."""
+    """Make a Python process write the stacks of all threads to its log, and end."""
     with contextlib.suppress(OSError):  # it has ended
-        # Without its memory on the disk, which may be large.
+        # Without a core dump, which may be large.
         limit = resource.prlimit(pid, resource.RLIMIT_CORE)
         resource.prlimit(pid, resource.RLIMIT_CORE, (0, limit[1]))
         processes.send(pid, signal.SIGABRT)
@@ -539,7 +540,7 @@ def _ask_for_stacks(pid: int) -> None:
 
 
 def _wait(worker: subprocess.Popen[bytes]) -> Optional[int]:
-    """Wait for the script's end or a signal, for a TICK at most; return the signal."""
+    """Wait up to a TICK for the script's end or a signal; return the signal."""
     until = time.monotonic() + TICK
     while True:
         woken = signal.sigtimedwait(_WAKING, max(0.0, until - time.monotonic()))
@@ -554,7 +555,7 @@ def _wait(worker: subprocess.Popen[bytes]) -> Optional[int]:
 
 
 def _bound_log() -> None:
-    """Empty the supervisor's own log where it has become long."""
+    """Empty the supervisor's own log if it has become too large."""
     with contextlib.suppress(OSError):
         if os.fstat(2).st_size > _LOG_LIMIT:
             os.ftruncate(2, 0)
@@ -562,7 +563,7 @@ def _bound_log() -> None:
 
 
 def _supervise(supervisor: Supervisor, started: Callable[[], None]) -> None:
-    """Run the supervisor and end this process, which is its own."""
+    """Run the supervisor, and then end its process."""
     code = 1
     try:
         os.setsid()  # a signal to the watchdog's group must not reach the supervisor
@@ -578,14 +579,15 @@ def _supervise(supervisor: Supervisor, started: Callable[[], None]) -> None:
 
 
 def _watch_over(supervisor: Supervisor, pid: int) -> None:
-    """Be the watchdog: wait for the supervisor's end, and end and note what it leaves behind."""
+    """Run the watchdog: wait for the supervisor's end, then end and note remaining processes."""
     while os.wait()[0] != pid:
         pass
     processes.end_descendants()
     rank_dir = supervisor.rank_dir
     temporary.remove(rank_dir)
     path = os.path.join(rank_dir, records.STATE_FILE)
-    # Who stops a rank notes its end. Without a state it did not start; the caller reports that.
+    # A stop command notes the end itself. Without a state, the rank did not start, which the
+    # caller reports.
     if os.path.exists(os.path.join(rank_dir, ranks.STOP_FILE)) or not os.path.exists(path):
         return
     state = ranks.noted(rank_dir) or {**supervisor.state, "supervisor_pid": pid}
@@ -614,7 +616,7 @@ def main(rank_dir: str) -> int:
         _watch_over(supervisor, pid)
         os._exit(0)
     os.close(writer)
-    os.read(reader, 1)  # returns when the other end is closed, on purpose or by its end
+    os.read(reader, 1)  # returns when the other end is closed, explicitly or at exit
     if os.path.exists(os.path.join(rank_dir, records.STATE_FILE)):
         return 0
     with open(path, encoding="utf-8", errors="replace") as stream:

@@ -1,6 +1,6 @@
-"""Reads files that a script writes, and may rename, truncate, remove or replace.
+"""Reads files that a script writes and may rename, truncate, remove or replace.
 
-What cannot be read is taken as empty: no error, and no wait for what is no file (a FIFO, a device).
+A file that cannot be read counts as empty. Special files (a FIFO, a device) are not opened.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import os
 import stat
 from typing import Optional
 
-#: Bytes that are read at once, and that a line may have; chunks that are read in one turn.
+#: Bytes to read at once, also the maximum length of a line; maximum number of chunks per call.
 CHUNK = 1_048_576
 _CHUNKS = 2
 
 
 def size(path: str) -> Optional[int]:
-    """Return the size of a file: 0 where there is nothing, None where it is no regular file."""
+    """Return the size of a file: 0 if it is missing, None if it is not a regular file."""
     try:
         status = os.stat(path)
     except FileNotFoundError:
@@ -27,11 +27,11 @@ def size(path: str) -> Optional[int]:
 
 
 def open_file(path: str) -> int:
-    """Return a descriptor of a regular file; OSError where it is none."""
+    """Return a descriptor of a regular file; OSError if it is not one."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError("%s is no file" % path)
+            raise OSError("%s is not a file" % path)
     except OSError:
         os.close(descriptor)
         raise
@@ -45,9 +45,10 @@ def read_last(path: str, count: int) -> bytes:
 
 
 class Tail:
-    """What is added to the file ``path``, which need not be there. One that was renamed or removed
-    is read further, until another one of its name has content. Of a file that grows faster than it
-    is read, the newest lines are returned and the ones before are skipped.
+    """Reads data that is appended to the file ``path``, which may be missing.
+
+    A file that was renamed or removed is read until a new file of that name has content. If a file
+    grows faster than it is read, the newest lines are returned and earlier ones are skipped.
     """
 
     def __init__(self, path: str) -> None:
@@ -56,7 +57,7 @@ class Tail:
         self._inode: Optional[int] = None
         self._offset = 0
         self._rest = b""
-        self._skips = False  # the line at hand is too long
+        self._skips = False  # the current line is too long
 
     def close(self) -> None:
         """Close the file."""
@@ -71,7 +72,7 @@ class Tail:
         return status.st_size if status else 0
 
     def read(self) -> bytes:
-        """Return what is new."""
+        """Return new data."""
         new = self._read()
         if not new and self._is_replaced():
             self.close()
@@ -79,7 +80,7 @@ class Tail:
         return new
 
     def read_lines(self) -> bytes:
-        """Return the new lines that are complete, without those longer than CHUNK."""
+        """Return new complete lines, without those longer than CHUNK."""
         new = self.read()
         complete, newline, rest = (self._rest + new).rpartition(b"\n")
         if self._skips and newline:
@@ -91,11 +92,11 @@ class Tail:
         return b"\n".join(line for line in complete.split(b"\n") if len(line) <= CHUNK)
 
     def skip_to(self, offset: int) -> None:
-        """Continue at ``offset`` if the file was not read so far yet."""
+        """Continue at ``offset`` unless the file was already read up to there."""
         self._offset = max(self._offset, offset)
 
     def read_last(self, count: int, start: int = 0) -> bytes:
-        """Return the last ``count`` bytes, none before ``start`` if the file is that long."""
+        """Return the last ``count`` bytes, but none before ``start`` if the file is that long."""
         size = self.size()
         begin = max(start if start <= size else 0, size - count)
         with contextlib.suppress(OSError):
@@ -104,7 +105,7 @@ class Tail:
         return b""
 
     def _status(self) -> Optional[os.stat_result]:
-        """Open the file if it is not open, and return its status; None where it is no file."""
+        """Open the file if it is not open, and return its status; None if it is not a file."""
         try:
             if self._descriptor is None:
                 self._descriptor = open_file(self._path)
@@ -137,8 +138,8 @@ class Tail:
                     if len(parts[-1]) < CHUNK:
                         break
             except OSError:
-                self.close()  # a handle may be stale where the file is not
+                self.close()  # a handle may be stale while the file is not
             if skips and parts:
-                # The line before is cut off, and the first one here begins somewhere.
+                # The previous line is truncated, and the first one begins in its middle.
                 parts.insert(0, b"\n")
         return b"".join(parts)

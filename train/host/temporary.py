@@ -1,4 +1,4 @@
-"""The folder for the temporary files of a rank: none of them stay in the ``/tmp`` of its host."""
+"""Manages the folder for temporary files of a rank, so that none stay in ``/tmp`` of its host."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ import shutil
 
 #: Its name in the rank's folder.
 NAME = ".tmp"
-#: The longest path of a UNIX socket, and what Python's multiprocessing and its like add to TMPDIR.
+#: Maximum length of a UNIX socket's path, and what multiprocessing and others append to TMPDIR.
 _LONGEST_SOCKET, _ADDED = 107, 40
 
 
 def create(rank_dir: str) -> str:
-    """Create the folder and return its path; empty if it cannot be used for all that a script may
-    do with ``TMPDIR``: make UNIX sockets and run files there.
+    """Create the folder and return its path.
+
+    Return an empty text if it is not suitable as ``TMPDIR``, in which a script may create UNIX
+    sockets and run files.
     """
     path = os.path.join(rank_dir, NAME)
-    remove(rank_dir)  # of an attempt that was cut off
+    remove(rank_dir)  # left by an interrupted attempt
     if len(os.fsencode(path)) + _ADDED > _LONGEST_SOCKET:
         return ""
     try:
@@ -29,9 +31,9 @@ def create(rank_dir: str) -> str:
 
 
 def remove(rank_dir: str) -> None:
-    """Remove the folder with all that is in it."""
+    """Remove the folder with its contents."""
     path = os.path.join(rank_dir, NAME)
-    if os.path.islink(path):  # by the script
+    if os.path.islink(path):  # created by the script
         with contextlib.suppress(OSError):
             os.unlink(path)
     else:

@@ -1,4 +1,4 @@
-"""TensorBoard of the jobs of a host, for as long as somebody listens to its caller."""
+"""Runs TensorBoard for the jobs of a host while its caller's output is read."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from typing import Any, Dict, List
 from . import processes, records
 from .errors import CallError, Params, Result
 
-#: TensorBoard listens on this address alone.
+#: TensorBoard listens on this address only.
 ADDRESS = "127.0.0.1"
-#: How the names of folders begin in which Keras keeps what no other rank needs.
+#: Prefix of folders in which Keras writes data that no other rank needs.
 _TEMPORARY = "workertemp_"
-#: Runs TensorBoard with the arguments that it reads, without the folders of Keras' callback for
-#: ranks that are not the chief.
+#: A program that reads TensorBoard's arguments from its input and runs it, without the folders of
+#: Keras' callback for ranks other than the chief.
 _PROGRAM = """
 import json, sys
 sys.argv[1:] = json.load(sys.stdin)
@@ -33,15 +33,16 @@ io_wrapper.GetLogdirSubdirectories = lambda path: (
 )
 run_main()
 """
-#: In the name of each file of events, which holds time and host, too.
+#: Part of the name of each event file, which also contains time and host.
 _EVENTS = ".tfevents."
-#: Files of events that are looked for at most.
+#: Maximum number of event files to find.
 _MOST_FILES = 10_000
 
 
 def find_events(params: Params) -> Result:
-    """Return the names of the ``events`` files under ``root``, sorted, of ``jobs`` (none: all), and
-    a ``port`` that is free here.
+    """Return the sorted names of ``events`` files under ``root``, and a free ``port``.
+
+    ``jobs`` limits them to these jobs; if empty, all jobs are included.
     """
     found: List[str] = []
     for folder in _folders(params).values():
@@ -66,12 +67,12 @@ def _folders(params: Params) -> Dict[str, str]:
 def start(
     python: str, folder: str, jobs: List[str], port: int, path: str, temporary: str, output: Any
 ) -> subprocess.Popen[bytes]:
-    """Start TensorBoard of the jobs in a folder, all of them if none is named.
+    """Start TensorBoard for jobs in a folder, by default all of them.
 
-    It has no password, and every user of its machine can connect to its port. It answers only
-    under ``path``, which must be random and stay unknown to them. The path is therefore in no
-    command line, and in a file of TensorBoard's only in the private folder ``temporary``. Its data
-    server, which would answer every user on another port, is not started.
+    It has no password, and every user of its machine can connect to its port. It answers only under
+    ``path``, which must be random and secret. The path is therefore in no command line, and in
+    files only inside the private folder ``temporary``. TensorBoard's data server, which would
+    answer every user on another port, is not started.
     """
     named = ["%s:%s" % (job, os.path.join(folder, job)) for job in jobs]
     where = ["--logdir_spec", ",".join(named)] if named else ["--logdir", folder]
@@ -91,8 +92,9 @@ def start(
 
 
 def serve(params: Params) -> Result:
-    """Run TensorBoard of ``python`` on ``port`` under ``path``, of the ``jobs`` under ``root``,
-    until nobody reads this process's output any more; CallError if it ends.
+    """Run TensorBoard of ``python`` on ``port`` under ``path``, for the ``jobs`` under ``root``.
+
+    It runs until this process's output is closed. Raise CallError if TensorBoard ends.
     """
     folder = os.path.join(records.expand(params["root"]), "jobs")
     python, port, path = records.expand(params["python"]), int(params["port"]), params["path"]

@@ -1,8 +1,7 @@
-"""The lines of a log as a terminal shows them.
+"""Converts a log to lines as a terminal shows them.
 
-A program that draws a progress bar writes it over itself, with backspaces (Keras 2), carriage
-returns (Keras 3, tqdm) or both, and a newline only at its end. Of such a line the last state
-counts.
+A program overwrites its progress bar with backspaces (Keras 2), carriage returns (Keras 3, tqdm) or
+both, and writes a newline only at its end. Only the last state of such a line counts.
 """
 
 from __future__ import annotations
@@ -13,31 +12,32 @@ from typing import List, Optional
 
 from .log_shapes import CONTROLS, ESCAPES
 
-#: Seconds between two states of a bar that is being drawn.
+#: Seconds between two shown states of an unfinished bar.
 BAR_INTERVAL = 10.0
-#: Bytes after which a line that does not end is cut.
+#: Bytes after which an unfinished line is split.
 MAX_LINE = 65_536
 _OVER = re.compile(rb"[\x08\r]+")
 
 
 class LogLines:
-    """Turns the bytes of one log, as they come, into lines; of a bar that is being drawn, the
-    current state every ``interval`` seconds.
+    """Converts the bytes of one log to lines, piece by piece.
+
+    For an unfinished bar, its current state is returned every ``interval`` seconds.
     """
 
     def __init__(self, interval: float = BAR_INTERVAL) -> None:
         self._interval = interval
-        self._rest = b""  # of the current line
-        self._shown = b""  # the state of its bar that was shown last
+        self._rest = b""  # bytes of the current line
+        self._shown = b""  # the last shown state of its bar
         self._time = time.monotonic()
 
     @property
     def current(self) -> str:
-        """The state of the last line, which no newline has ended yet."""
+        """The state of the last line, which has no newline yet."""
         return readable(_last_state(self._rest) or b"")
 
     def feed(self, data: bytes) -> List[str]:
-        """Take the next bytes of the log and return the lines that are complete with them."""
+        """Add the next bytes of the log and return the lines that they complete."""
         found = []
         *complete, self._rest = (self._rest + data).split(b"\n")
         for line in complete:
@@ -48,15 +48,15 @@ class LogLines:
         return found + self._drawn_now()
 
     def finish(self) -> List[str]:
-        """Return what is left at the log's end, which no newline followed."""
+        """Return the last line of the log if it has no newline."""
         state, self._rest = _last_state(self._rest), b""
         return [readable(state)] if state and state != self._shown else []
 
     def _drawn_now(self) -> List[str]:
-        """Return the state of the bar that is being drawn, if it is time for one."""
+        """Return the state of an unfinished bar, if the interval is over."""
         drawn = [stroke.start() for stroke in _OVER.finditer(self._rest)]
         if drawn:
-            # What follows the last stroke may not be whole yet.
+            # The text after the last control character may be incomplete.
             whole, kept = _last_state(self._rest[: drawn[-1]]) or b"", self._rest[drawn[-1] :]
             self._rest = whole + kept
             now = time.monotonic()
@@ -78,15 +78,15 @@ def lines_of(log: bytes) -> List[str]:
 
 
 def _last_state(line: bytes) -> Optional[bytes]:
-    """Return what a terminal shows of a line that was drawn over; None where that is nothing."""
+    """Return what a terminal shows of an overwritten line; None if it only moves the cursor."""
     states = [state for state in _OVER.split(line) if state.strip()]
     if states:
         return states[-1]
-    # An empty line is one; what only moves the cursor is none.
+    # An empty line counts, but not one that only moves the cursor.
     return None if _OVER.search(line) else b""
 
 
 def readable(line: bytes) -> str:
-    """Return a line as text, without what would move the cursor, ring or colour."""
+    """Return a line as text, without control characters and colors."""
     text = ESCAPES.sub(b"", line).decode("utf-8", "replace")
     return CONTROLS.sub("", text).rstrip()

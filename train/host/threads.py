@@ -1,4 +1,4 @@
-"""One question to many hosts or name servers at once: a thread for each, within a time limit."""
+"""Queries many hosts or name servers in parallel, with a thread for each and a time limit."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ _T = TypeVar("_T")
 def ask_all(
     names: Iterable[str], ask: Callable[[str], _T], seconds: float
 ) -> Tuple[Dict[str, _T], Dict[str, str]]:
-    """Return what each of ``names`` answered within a limit, all at once, and why others did not:
-    who takes longer goes on in the background, and is not heard.
+    """Return the answers of ``names`` within a time limit, and the errors of the others.
+
+    Queries that take longer continue in the background, and their answers are ignored.
     """
     answers: Dict[str, _T] = {}
     why = dict.fromkeys(names, "it did not answer within %g s" % seconds)

@@ -1,15 +1,15 @@
-"""Which error has ended a script, by the end of its log.
+"""Finds the error that ended a script, from the end of its log.
 
-Many parts of a process print errors, and the last one printed is often a consequence of the one
-that counts: a loader that finds its pipe closed, a ``__del__`` at the interpreter's end. So the log
-is cut into blocks, a traceback with its exception and message each, and a block has an owner:
+Many parts of a process print errors, and the last one is often only a consequence: a loader that
+finds its pipe closed, a ``__del__`` at the interpreter's exit. The log is therefore split into
+blocks, each of which is a traceback with its exception and message. A block has an owner:
 
-* the script itself: an uncaught exception, or one that the script has printed before it exited;
-* a thread, a child process or a task of asyncio, which the script may survive;
-* what Python reports and ignores: in ``__del__``, ``atexit``, ``logging``.
+* the script itself: an uncaught exception, or one that the script printed before it exited;
+* a thread, a child process or an asyncio task, which the script may survive;
+* errors that Python reports and ignores: in ``__del__``, ``atexit``, ``logging``.
 
-Of a chain (``During handling of the above exception, ...``) the last block has ended the script.
-Without a block, the message of a parser of arguments counts, or the last line of the output.
+In a chain (``During handling of the above exception, ...``), the last block ended the script.
+Without a block, the message of an argument parser counts, or else the last line of the output.
 
 The layouts are those of CPython 3.8 to 3.14, concurrent.futures and multiprocessing (tracebacks of
 other processes in a message), exception groups, rich, loguru, PyTorch and TensorFlow.
@@ -23,12 +23,12 @@ from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import log_shapes
 
-#: Characters of a text that is shown.
+#: Maximum length of a shown text.
 MAX_TEXT = 300
-#: Lines that are shown of a traceback with its header, and of a message after its first line.
+#: Number of lines to show of a traceback with its header, and of a message after its first line.
 _TRACE_LINES, _MESSAGE_LINES = 14, 8
 
-#: Owners of a block, as they are named before its text.
+#: Owners of a block, as shown before its text.
 SCRIPT = ""
 THREAD = "in a thread"
 CHILD = "in a child process"
@@ -37,27 +37,27 @@ IGNORED = "ignored"
 
 
 class Block(NamedTuple):
-    """A traceback with its exception; places are numbers of lines."""
+    """A traceback with its exception; positions are line numbers."""
 
     owner: str
-    begin: int  # of the line that names the owner, or else of the header
+    begin: int  # the line that names the owner, or else the header
     header: int
-    at: int  # of the exception
+    at: int  # the exception
     end: int  # after the message
-    link: str  # how it follows from the block before, if it does: a key of _LINKS
-    nested: bool  # it is part of the message of the block before, and says more
+    link: str  # its relation to the previous block, if any: a key of _LINKS
+    nested: bool  # whether it is in the message of the previous block, with details
 
 
 class Ending(NamedTuple):
-    """What has ended a script."""
+    """The error that ended a script."""
 
-    text: str  # in one line: of an exception its name, its message and what explains that
-    brief: str  # the same without what stands further down in the message
+    text: str  # one line: name and message of an exception, with its explanation
+    brief: str  # the same without later parts of the message
     owner: str  # SCRIPT, THREAD, CHILD, TASK or IGNORED
-    certain: bool  # an error, and not merely the last line
+    certain: bool  # whether it is an error, not only the last line
     error: List[str]  # the lines of the exception and its message
     before: List[str]  # the lines before
-    shown: List[str]  # the lines to show to people
+    shown: List[str]  # the lines to show to the user
 
 
 _HEADER = re.compile(
@@ -73,14 +73,14 @@ _FRAME = re.compile(r'^\s*(?:> )?File "[^"]*", line \d+(?:, in .+)?$')
 _SYNTAX_FRAME = re.compile(r'^  File "[^"]+", line \d+$')
 _SYNTAX = re.compile(r"^(?:SyntaxError|IndentationError|TabError)\b")
 _TOP_FRAME = re.compile(r", in (?:<module>|_run_module_as_main)$")
-#: Python's exit code where the output could not be written at the end.
+#: Python's exit code if the output could not be written at exit.
 _UNFLUSHED = 120
 _BOX = "│╭╰├╮╯|+"
-#: A line with the name of an exception, and perhaps a message.
+#: A line with the name of an exception, and optionally a message.
 _EXCEPTION = re.compile(
     r"^(?P<name>[^\W\d]\w*(?:\.(?:<locals>|[^\W\d]\w*))*)(?::(?: (?P<message>.*))?)?$"
 )
-#: The same without a traceback: only names that can be nothing else.
+#: The same without a traceback: only unambiguous names.
 _BARE = re.compile(
     r"^(?:Exception(?=:)|[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Timeout)\b).*"
 )
@@ -111,7 +111,7 @@ _OWNERS = (
     ),
     (re.compile(r"^Original exception was:$"), SCRIPT),
 )
-#: Lines between the one that names asyncio and its traceback.
+#: Maximum number of lines between the one that names asyncio and its traceback.
 _ABOUT_TASK = re.compile(
     r"^(?:future|handle|task|protocol|transport|source_traceback|context|message)\b|"
     r"^Object created at|^ "
@@ -124,14 +124,14 @@ _PROCESS_FRAME = re.compile(
 _THREAD_FRAME = re.compile(
     r'/threading\.py", line \d+, in _bootstrap|multiprocessing/queues\.py", line \d+, in _feed$'
 )
-#: What happens to the others when one part of a job has failed.
+#: Errors of other parts of a job after one part has failed.
 _CONSEQUENCE = re.compile(
     r"^(?:[\w.]+\.)?(?:BrokenPipeError|ConnectionResetError|ConnectionAbortedError|"
     r"ConnectionRefusedError|EOFError|CancelledError)\b"
 )
 _CLOSED = re.compile(r"^(?:BrokenPipeError|EOFError)\b")
 
-#: Output that is no message: of TensorFlow's and absl's logs, of Python's warnings, of trackers.
+#: Output that is not a message: logs of TensorFlow and absl, Python's warnings, trackers.
 _CHATTER = re.compile(
     "^(?:%s|%s)|"
     % (log_shapes.logged("[IWEF]"), log_shapes.ADVICE)
@@ -139,24 +139,24 @@ _CHATTER = re.compile(
     r"^Error executing job with overrides|^\S+\.py:\d+: \w*Warning: |^Extension modules: |^[-=]+$|"
     r"^For detailed information on this command|^Pass --help|^Try '.*' for help"
 )
-#: Output of a training that continues.
+#: Output of a training run that continues.
 _EPOCH = re.compile("^" + log_shapes.EPOCH)
 _BAR = re.compile(r"^\s*%s.*(?:[=━]|- ETA|\bstep\b)|" % log_shapes.BATCH + log_shapes.TQDM)
-#: Lines of output, and of progress bars, after which an exception that was printed is not the end.
+#: Number of output lines, and of progress bars, after which a printed exception is not the end.
 _LATER, _BARS_LATER = 20, 5
 
-#: What parsers of arguments and Python itself print, without a traceback.
+#: Messages of argument parsers and of Python itself, without a traceback.
 _REFUSALS = re.compile(
     r"^\S+(?: [\w-]+)*: error: .|^Error: .|^ERROR: .|^(?:FATAL )?Flags parsing error: |"
     rf"^Could not override |^{log_shapes.FATAL}|^\S*python[\d.]*: .|^CRITICAL:|^FATAL:"
 )
 _ERROR_PANEL = re.compile(r"^[╭+][─-]+ Error [─-]+[╮+]$")
-#: The least width at which a line may have been broken.
+#: Minimum width at which a line may have been wrapped.
 _NARROW = 55
-#: Lines from the end in which they are looked for.
+#: Number of lines at the end in which they are searched.
 _REFUSED_WITHIN = 15
 
-#: Beginnings of messages that say nothing, before what does.
+#: Beginnings of messages without information, before the informative part.
 _EMPTY = re.compile(
     r"Graph execution error:?$|in user code:$|^Exception encountered when calling |:$|^$|"
     r"^\d+ validation errors? for "
@@ -172,8 +172,11 @@ _ROOT_ERROR = re.compile(r"^\s*\(0\) (?:[A-Z_]+: +)?(?P<text>.+)$")
 
 
 def ending(lines: Sequence[str], code: int) -> Optional[Ending]:
-    """Return what has ended a script with the exit code ``code``, a positive one, by the last
-    ``lines`` of its log as a terminal shows them; None where they do not show it.
+    """Return the error that ended a script, or None if the log does not show it.
+
+    Args:
+        lines: the last lines of its log, as a terminal shows them.
+        code: its exit code, which is positive.
     """
     log = _Log(lines)
     if code == _UNFLUSHED:
@@ -186,14 +189,14 @@ def ending(lines: Sequence[str], code: int) -> Optional[Ending]:
     if block is None:
         block = log.bare_exception() or log.decisive(others)
     elif log.is_consequence(block):
-        # It has lost a part of itself, which has printed why.
+        # It has lost a part of itself, which has printed the reason.
         part = log.decisive([other for other in others if other.at < block.at])
         block = block if part is None or log.is_consequence(part) else part
     return log.ending_of(block) if block is not None else log.ending_without_exception()
 
 
 class _Log:
-    """The end of a log, with the blocks in it."""
+    """The end of a log, split into blocks."""
 
     def __init__(self, lines: Sequence[str]) -> None:
         self.lines = list(lines)
@@ -202,13 +205,13 @@ class _Log:
         for block in self.blocks:
             if block.owner in (IGNORED, TASK):
                 inside.update(range(block.at, block.end))
-        #: The output: lines that are neither blank nor in a block.
+        #: Output lines, which are neither blank nor in a block.
         self._plain = [
             (n, line)
             for n, line in enumerate(self.lines)
             if n not in inside and line.strip() and not _CHATTER.match(line)
         ]
-        # Frames in the message of an error of TensorFlow are indented.
+        # Frames in the message of a TensorFlow error are indented.
         self._output = [n for n, line in self._plain if line[:1] not in " \t"]
         self._epochs = [n for n, line in self._plain if _EPOCH.match(line)]
         self._bars = [n for n, line in enumerate(self.lines) if _BAR.search(line)]
@@ -216,11 +219,11 @@ class _Log:
     # The blocks.
 
     def _found(self) -> Iterator[Block]:
-        """Yield the blocks in order, the end of each one not known yet."""
+        """Yield the blocks in order, without their ends."""
         place, link = 0, ""
-        owner: Optional[str] = None  # of the traceback that is expected
+        owner: Optional[str] = None  # owner of the expected traceback
         begin: Optional[int] = None
-        patience = 0  # lines of other output that may come before it
+        patience = 0  # lines of other output allowed before it
         previous: Optional[Block] = None
         named = False  # whether a line named the owner of the previous one
         while place < len(self.lines):
@@ -252,7 +255,7 @@ class _Log:
             place += 1
 
     def _block_at(self, place: int, owner: Optional[str], begin: int, link: str) -> Optional[Block]:
-        """Return the block whose header, or first line, is at ``place``, if there is one."""
+        """Return the block with its header, or first line, at ``place``, or None."""
         line = self.lines[place]
         nested = False
         group = _GROUP.match(line)
@@ -266,7 +269,7 @@ class _Log:
             at = self._exception_after(place + 1)
         elif place <= 2 and _FRAME.match(line):  # the log begins within a traceback
             at = self._exception_after(place + 1)
-        elif _SYNTAX_FRAME.match(line):  # a file that cannot be parsed has no header
+        elif _SYNTAX_FRAME.match(line):  # a syntax error has no header
             following = range(place + 1, min(place + 5, len(self.lines)))
             at = next((n for n in following if _SYNTAX.match(self.lines[n])), None)
         elif (owner == IGNORED or link) and _is_exception(self.lines, place):
@@ -280,15 +283,16 @@ class _Log:
         return Block(owner, min(begin, place), place, at, at + 1, link, nested)
 
     def _is_output(self, begin: int, header: int) -> bool:
-        """Return whether a line such as ``Process shards:`` is the script's own: it has no number,
-        and the traceback after it begins at the top of the script.
+        """Return whether a line such as ``Process shards:`` is output of the script itself.
+
+        It then has no number, and the traceback after it begins at the top of the script.
         """
         numbered = re.search(r"-\d+(?::\d+)*:$", self.lines[begin])
         frame = self.lines[header + 1] if header + 1 < len(self.lines) else ""
         return not numbered and bool(_TOP_FRAME.search(frame))
 
     def _drop_prefix(self, place: int, prefix: str) -> None:
-        """Remove what stands before each line of a traceback, such as ``[rank0]: ``."""
+        """Remove a prefix of each line of a traceback, such as ``[rank0]: ``."""
         following = self.lines[place + 1] if place + 1 < len(self.lines) else ""
         if not prefix or not following.startswith(prefix):
             return
@@ -299,8 +303,9 @@ class _Log:
                 break
 
     def _exception_after(self, place: int) -> Optional[int]:
-        """Return where the exception of a traceback is whose frames begin at ``place``; lines
-        that other threads have printed in between are passed over.
+        """Return the line of the exception of a traceback whose frames begin at ``place``.
+
+        Lines that other threads printed in between are ignored.
         """
         passed = 0
         for number in range(place, len(self.lines)):
@@ -348,7 +353,7 @@ class _Log:
             yield block._replace(end=end)
 
     def _end_of_report(self, place: int, end: int) -> int:
-        """Return where the message of an exception ends after which the output continues."""
+        """Return the end of an exception's message after which the output continues."""
         logged = re.compile(r"^(?:Call stack:|Message: |Arguments: )")
         while place < end and (
             self.lines[place][:1] in ("", " ") or logged.match(self.lines[place])
@@ -356,10 +361,10 @@ class _Log:
             place += 1
         return place
 
-    # Which of them counts.
+    # The decisive block.
 
     def is_passed(self, block: Block) -> bool:
-        """Return whether the script went on after the exception."""
+        """Return whether the script continued after the exception."""
         bars, epochs, output = (
             len(places) - bisect.bisect(places, block.at)
             for places in (self._bars, self._epochs, self._output)
@@ -370,18 +375,19 @@ class _Log:
         return output > _LATER and not self._is_uncaught(block)
 
     def _is_uncaught(self, block: Block) -> bool:
-        """Return whether the traceback begins at the top of the script, as of a caught exception
-        only those do that were caught there.
+        """Return whether the traceback begins at the top of the script.
+
+        That of a caught exception only begins there if it was caught there.
         """
         frames = [line for line in self.lines[block.header : block.at] if _FRAME.match(line)]
         return bool(frames) and bool(_TOP_FRAME.search(frames[0]))
 
     def is_consequence(self, block: Block) -> bool:
-        """Return whether an exception is what happens when another part has failed."""
+        """Return whether an exception is a consequence of the failure of another part."""
         return bool(_CONSEQUENCE.match(self._exception(block)))
 
     def decisive(self, blocks: Sequence[Block]) -> Optional[Block]:
-        """Return which of some blocks counts: the last that is not a consequence of another."""
+        """Return the decisive block: the last one that is not a consequence of another."""
         chains: List[List[Block]] = []
         for block in blocks:
             if (block.link or block.nested) and chains:
@@ -391,20 +397,20 @@ class _Log:
         ends = [self._end_of_chain(chain) for chain in chains]
         causes = [block for block in ends if not self.is_consequence(block)]
         if causes and ends[-1] not in causes and ends[-1].owner == SCRIPT:
-            # A script that has caught and printed an error goes on, and may lose a connection.
+            # A script that caught and printed an error continues, and may lose a connection.
             causes = [block for block in causes if self._is_uncaught(block)]
         counting = causes or ends
         return counting[-1] if counting else None
 
     def _end_of_chain(self, chain: Sequence[Block]) -> Block:
-        """Return the last block of a chain; but a ``finally`` may find its pipe closed."""
+        """Return the last block of a chain, unless a ``finally`` only found its pipe closed."""
         last = chain[-1]
         if len(chain) > 1 and last.link == "handling" and _CLOSED.match(self._exception(last)):
             return last if self.is_consequence(chain[-2]) else chain[-2]
         return last
 
     def bare_exception(self) -> Optional[Block]:
-        """Return the last line outside of all blocks that can only be an exception."""
+        """Return the last line outside of all blocks that is certainly an exception."""
         covered = {n for block in self.blocks for n in range(block.begin, block.end)}
         for number in range(len(self.lines) - 1, -1, -1):
             line = self.lines[number].strip()
@@ -417,7 +423,7 @@ class _Log:
         return None
 
     def ending_of(self, block: Block) -> Ending:
-        """Return a block as the ending."""
+        """Return the ending for a block."""
         exception, message = self._exception(block), self.lines[block.at + 1 : block.end]
         leaves = self._leaves(block)
         if leaves:
@@ -444,7 +450,7 @@ class _Log:
         return self.lines[block.at].strip().lstrip("| ")
 
     def _leaves(self, block: Block) -> List[str]:
-        """Return the exceptions in a group, without those that follow from others."""
+        """Return the exceptions in a group, without consequences of others."""
         if not _GROUP.match(self.lines[block.header]):
             return []
         leaves = []
@@ -458,7 +464,7 @@ class _Log:
         return [leaf for leaf in leaves if not _CONSEQUENCE.match(leaf)] or leaves
 
     def _detail(self, block: Block, message: Sequence[str]) -> str:
-        """Return what explains an exception whose first line does not."""
+        """Return the explanation of an exception whose first line has none."""
         first = _EXCEPTION.match(self._exception(block))
         told = (first["message"] or "").strip() if first else ""
         if not _EMPTY.search(told) or (not told and ":" not in self._exception(block)):
@@ -491,7 +497,7 @@ class _Log:
         return [*trace, self.lines[block.at], *told[:_MESSAGE_LINES]]
 
     def ending_without_exception(self) -> Optional[Ending]:
-        """Return the ending of a script that has printed no exception itself."""
+        """Return the ending of a script that printed no exception itself."""
         silent = (_BAR, _OF_GRAPH)
         plain = [
             line for _, line in self._plain if not any(pattern.search(line) for pattern in silent)
@@ -517,7 +523,7 @@ class _Log:
 
 
 def _owner_of(line: str) -> Optional[str]:
-    """Return the owner that a line names for the traceback after it; None for other lines."""
+    """Return the owner of the next traceback if a line names it, or None."""
     return next((owner for pattern, owner in _OWNERS if pattern.search(line)), None)
 
 
@@ -537,7 +543,7 @@ def _is_exception(lines: Sequence[str], number: int) -> bool:
 
 
 def _of_graph(message: Sequence[str]) -> str:
-    """Return the sentence of an error of TensorFlow's graph that explains it."""
+    """Return the sentence that explains an error in a TensorFlow graph."""
     for line in message:
         root = _ROOT_ERROR.match(line)
         if root:
@@ -549,7 +555,7 @@ def _of_graph(message: Sequence[str]) -> str:
 
 
 def _unwrapped(exception: str, message: Sequence[str]) -> str:
-    """Return an exception that rich has broken into lines of the same width as one line."""
+    """Return as one line an exception that rich has wrapped at a fixed width."""
     width = len(exception)
     for line in message:
         if width < _NARROW or not line.strip() or _CHATTER.match(line):
@@ -575,7 +581,7 @@ def bounded(text: str, limit: int = MAX_TEXT) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
-#: What a library prints before it aborts.
+#: Output of a library before it aborts.
 _ABORTS = re.compile(
     r"^\s*%s +(?P<what>.+)|" % log_shapes.WHAT
     + r"^%s[\d:.]+ +\d+ (?P<log>.+)|" % log_shapes.ABSL.format(level="F")
@@ -587,7 +593,7 @@ _ABORTS = re.compile(
 
 
 def abort_of(lines: Sequence[str]) -> str:
-    """Return what a library has printed before it aborted; empty where it did not."""
+    """Return the message that a library printed before it aborted, or an empty text."""
     texts: List[Tuple[str, ...]] = []
     for line in lines:
         found = _ABORTS.match(line)
@@ -597,7 +603,7 @@ def abort_of(lines: Sequence[str]) -> str:
 
 
 def stack_of(lines: Sequence[str]) -> List[str]:
-    """Return what faulthandler has written of the thread that a fatal signal hit."""
+    """Return faulthandler's output about the thread that received a fatal signal."""
     begin = max(
         (n for n, line in enumerate(lines) if line.startswith(log_shapes.FATAL)), default=None
     )

@@ -1,11 +1,11 @@
-"""Waits on a host for updates of the ranks there and prints them as one line of JSON.
+"""Waits on a host for updates of its ranks and prints them as one line of JSON.
 
     python3 -S -E -m train.host.updates CURSORS WAIT INTERVAL
 
-CURSORS is a JSON object of cursors (records.Cursor) by rank folder, each of the answer before. WAIT
-is the seconds after which it answers without updates, INTERVAL the seconds in which it gathers
-lines. A change of phase is reported at once. All files of an answer share the bytes that it may
-have, so that a rank which writes much does not keep those of the others waiting.
+CURSORS is a JSON object of cursors (records.Cursor) by rank folder, from the previous answer. WAIT
+is the seconds after which it answers without updates, INTERVAL the seconds for which it collects
+lines. A change of phase is reported at once. All files of an answer share its maximum size, so that
+a rank with much output does not delay the others.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 from . import load, ranks, records, tail
 from .masking import Mask
 
-#: Bytes of all files in one answer, if the cursors do not say otherwise, and the least of a file.
+#: Default size in bytes of all files in one answer, and minimum size of a file.
 ANSWER = 1_048_576
 _LEAST = 4_096
-#: Bytes of a log's end that come ahead of what is still waiting before it.
+#: Bytes of a log's end that are sent before earlier data that is still waiting.
 LAST = 32_768
 _TICK = 0.2
 _FILES = {
@@ -34,8 +34,9 @@ _FILES = {
 
 
 def read_from(path: str, offset: int, count: int) -> Tuple[bytes, int]:
-    """Return up to ``count`` bytes of ``path`` from ``offset``, and the offset after them. A file
-    that became shorter is read from its beginning.
+    """Return up to ``count`` bytes of ``path`` from ``offset``, and the offset after them.
+
+    A file that became shorter is read from its beginning.
     """
     try:
         with open(tail.open_file(path), "rb") as stream:
@@ -48,7 +49,7 @@ def read_from(path: str, offset: int, count: int) -> Tuple[bytes, int]:
 
 
 def as_text(data: bytes) -> str:
-    """Return bytes as text, others than UTF-8 as surrogate escapes."""
+    """Return bytes as text, with invalid UTF-8 as surrogate escapes."""
     return data.decode("utf-8", "surrogateescape")
 
 
@@ -61,9 +62,9 @@ def _sizes(folder: str) -> Dict[str, int]:
 
 
 def _new(folder: str, cursor: Dict[str, Any]) -> List[int]:
-    """Return how many bytes were not fetched of each file of a rank that has any."""
+    """Return for each file of a rank the number of bytes to fetch, without empty ones."""
     sizes = [(size, cursor[name]) for name, size in _sizes(folder).items() if size]
-    # A file that became shorter is new.
+    # A file that became shorter counts as new.
     return [size - at if size > at else size for size, at in sizes if size != at]
 
 
@@ -74,14 +75,15 @@ def _hole(folder: str, name: str) -> Optional[Sequence[int]]:
 
 
 def _read(folder: str, name: str, offset: int, count: int) -> Tuple[bytes, int]:
-    """Return as ``read_from`` what a rank's file holds from ``offset``, or from the end of its hole
-    if the offset is inside.
+    """Read a rank's file from ``offset``, or from the end of its hole if the offset is inside.
+
+    See ``read_from``.
     """
     path = os.path.join(folder, _FILES[name])
     while True:
         data, end = read_from(path, offset, count)
         begin = end - len(data)
-        # A hole is noted before it is made: of what was read of it, this is known now.
+        # A hole is stored before it is made, so data read from it is detected here.
         hole = _hole(folder, name) if data else None
         if not hole or end <= hole[0] or begin >= hole[1] or hole[1] > (tail.size(path) or 0):
             return data, end
@@ -91,14 +93,14 @@ def _read(folder: str, name: str, offset: int, count: int) -> Tuple[bytes, int]:
 
 
 def _left(folder: str, name: str, offset: int, size: int) -> int:
-    """Return the bytes of a file that are still to be fetched, without those of its hole."""
+    """Return the number of bytes of a file to fetch, without its hole."""
     hole = _hole(folder, name) if size > offset else None
     freed = max(0, hole[1] - max(offset, hole[0])) if hole and hole[1] <= size else 0
     return max(0, size - offset - freed)
 
 
 def _share(found: Iterable[Tuple[str, Dict[str, Any]]]) -> int:
-    """Return the bytes that each file may have in the answer: what small ones leave is shared."""
+    """Return the maximum size of a file in the answer; unused shares go to larger files."""
     pairs = list(found)
     left = max([int(cursor.get("answer", ANSWER)) for _, cursor in pairs], default=ANSWER)
     sizes = sorted(size for folder, cursor in pairs for size in _new(folder, cursor))
@@ -112,7 +114,7 @@ def _share(found: Iterable[Tuple[str, Dict[str, Any]]]) -> int:
 
 
 def _masked(path: str, data: bytes, end: int, mask: Mask) -> bytes:
-    """Return without secrets what a file holds up to an offset."""
+    """Return the data of a file up to an offset, without secrets."""
     begin = end - len(data)
     first = max(0, begin - mask.longest)
     before, _ = read_from(path, first, begin - first)
@@ -162,7 +164,7 @@ def wait_for_updates(
     found = [(os.path.expanduser(rank_dir), cursor) for rank_dir, cursor in cursors.items()]
     began = time.monotonic()
     while True:
-        # Before the files: when a state is final, nothing follows in them.
+        # Read before the files: after a final state, nothing is added to them.
         states = [ranks.observe(folder) for folder, _ in found]
         elapsed = time.monotonic() - began
         if elapsed >= wait or any(

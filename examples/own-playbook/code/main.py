@@ -1,4 +1,4 @@
-"""Fits a line on several workers, and leaves the model for the playbook."""
+"""Fits a line on several workers, and saves the model for the playbook."""
 
 import argparse
 import os

@@ -182,7 +182,7 @@ def check_what_is_refused(bed: Testbed) -> None:
         ("setup.yml", {"setup_roles": ["tensorfow"]}, [], "names tensorfow: the roles are train"),
         # Two inventory hosts of one machine.
         ("setup.yml", {}, ["--limit", "localhost-1"], "give those to --limit, of localhost-0"),
-        ("teardown.yml", {}, [], "Name the roles whose work is to be taken away"),
+        ("teardown.yml", {}, [], "Set the roles to revert"),
     ],
 )
 def test_what_is_refused(

@@ -165,7 +165,7 @@ def test_faults_are_for_jobs_of_a_drill_only(local_lab: Labs) -> None:
     fault = {"train_job_fault": "kill", "train_job_fault_host": "worker0"}
     done = local_lab().playbook("fault.yml", train_job_id="night-1", **fault)
     assert done.returncode == 2
-    assert "night-1 is no job of a drill" in done.stdout
+    assert "night-1 is not a job of a drill" in done.stdout
 
 
 def test_no_drill_beside_a_real_job(local_lab: Labs) -> None:

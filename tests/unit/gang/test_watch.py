@@ -624,11 +624,11 @@ def test_a_limit_without_connection_ends_the_watch_alone(gang: Make, error: Exce
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ('{"metrics": 0.93}', "metrics is no object of numbers"),
+        ('{"metrics": 0.93}', "metrics is not an object of numbers"),
         ('{"loss": ' + "9" * 400 + "}", "loss is out of range"),
-        ('{"weights_sha256": ["a"]}', "weights_sha256 is no text"),
+        ('{"weights_sha256": ["a"]}', "weights_sha256 is not a string"),
         ("[" * 5000, "it is nested too deeply"),
-        ('{"step": "\x1b]52;c;aGk=\x07"}', "it is no JSON"),
+        ('{"step": "\x1b]52;c;aGk=\x07"}', "it is not valid JSON"),
     ],
 )
 def test_a_malformed_progress_line_is_reported_once(gang: Make, line: str, why: str) -> None:

@@ -115,6 +115,6 @@ def test_who_opens_a_port_is_warned(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(preflight, "lacks_firewall", lambda: True)
     assert preflight.check(given(tmp_path))["warnings"] == []
     assert preflight.check(given(tmp_path, port=12345))["warnings"] == [
-        "the table inet train of the role firewall is not loaded on this host, so whoever reaches "
-        "port 12345 may connect: run `<suggest setup tags=firewall>`"
+        "the table inet train of the role firewall is not loaded on this host, so any host "
+        "can connect to port 12345: run `<suggest setup tags=firewall>`"
     ]
