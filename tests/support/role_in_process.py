@@ -114,6 +114,8 @@ class RoleInProcess:
             self.variables.update(given)
         elif module == "debug":
             self.messages.append(given["msg"])
+        elif module == "fail":
+            result.update(failed=True, msg=given["msg"])
         elif module == "assert":
             conditions = task[BUILTIN + module]["that"]
             conditions = conditions if isinstance(conditions, list) else [conditions]

@@ -123,7 +123,8 @@ def index(tmp_path: Path, monkeypatch: Patch) -> Iterator[str]:
 
 
 def environments(params: Params) -> list[str]:
-    return setup.names(f"{params['tensorflow_root']}/venvs")
+    names: list[str] = setup.names(f"{params['tensorflow_root']}/venvs")
+    return names
 
 
 def packages(venv: str) -> list[str]:
@@ -263,7 +264,7 @@ def test_what_will_not_do_is_refused(
         wrong = fake_python(f"echo /x; echo {version}")
         assert f"is Python {version}; {limits}" in call({**params, **wrong})["msg"]
     disk = SimpleNamespace(f_bavail=250, f_frsize=4_000_000)
-    monkeypatch.setattr(tensorflow_host.os, "statvfs", lambda _: disk)
+    monkeypatch.setattr(os, "statvfs", lambda _: disk)
     for wrong, message in [
         (
             {"tensorflow_python": "python-of-nobody"},
