@@ -63,7 +63,9 @@ MODULES = {path.stem for path in REPOSITORY.glob("roles/*/library/*.py")}
 REGISTERED = {
     name
     for path in REPOSITORY.glob("roles/*/tasks/*.yml")
-    for name in re.findall(r"^\s+register: (\w+)$", path.read_text(), re.MULTILINE)
+    for name in re.findall(
+        r"^ +(?:register: |\S+set_fact:\n +)(\w+)", path.read_text(), re.MULTILINE
+    )
 }
 #: Variables of the playbooks.
 SETTINGS = {"setup_roles", "teardown_roles"}
