@@ -99,6 +99,11 @@ cuda_visible_devices:
   description: CUDA_VISIBLE_DEVICES in the environment of the login, or null.
   type: str
   returned: success
+programs:
+  description: The programs that the role has sent, as paths under C(ROOT/venvs/.bin).
+  type: list
+  elements: str
+  returned: success
 has_wheelhouse:
   description: Whether O(wheelhouse) is a folder.
   type: bool
@@ -208,6 +213,9 @@ def main() -> None:
         driver=driver(),
         device_files=device_files(),
         cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        programs=[
+            os.path.relpath(path, f"{venvs}/.bin") for path in glob.glob(f"{venvs}/.bin/*/*")
+        ],
         has_wheelhouse=os.path.isdir(wheelhouse),
         machine=platform.machine(),
         glibc=glibc if libc == "glibc" else "",
