@@ -59,11 +59,17 @@ def specs_of(role: Path) -> Any:
 #: The commands for jobs on hosts.
 ON_JOBS = {"run", "attach", "status", "list", "logs", "tensorboard", "stop", "clean"}
 #: Names that look like variables of a role and are modules, or what a role registers.
-MODULES = {path.stem for path in REPOSITORY.glob("roles/*/library/*.py")}
+MODULES = {
+    path.stem
+    for folder in ("library", "filter_plugins")
+    for path in REPOSITORY.glob(f"roles/*/{folder}/*.py")
+}
 REGISTERED = {
     name
     for path in REPOSITORY.glob("roles/*/tasks/*.yml")
-    for name in re.findall(r"^\s+register: (\w+)$", path.read_text(), re.MULTILINE)
+    for name in re.findall(
+        r"^ +(?:register: |\S+set_fact:\n +)(\w+)", path.read_text(), re.MULTILINE
+    )
 }
 #: Variables of the playbooks.
 SETTINGS = {"setup_roles", "teardown_roles"}

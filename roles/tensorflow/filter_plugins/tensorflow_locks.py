@@ -1,5 +1,5 @@
 """Ansible filters: what lock files lock, which wheels of a folder a host needs for it, and what it
-is sent in one archive.
+is sent: files in one archive, and a program by its hash.
 
 They read lock files of ``uv pip compile --generate-hashes`` and ``pip-compile --generate-hashes``.
 """
@@ -7,6 +7,7 @@ They read lock files of ``uv pip compile --generate-hashes`` and ``pip-compile -
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
 import json
 import re
@@ -175,9 +176,16 @@ def archive(files: dict[str, str]) -> str:
     return str(path)
 
 
+@functools.cache
+def digest(path: str) -> str:
+    """Return the beginning of a file's hash."""
+    return hashlib.sha256(Path(path).expanduser().read_bytes()).hexdigest()[:12]
+
+
 class FilterModule:
     """The role's filters."""
 
     def filters(self) -> dict[str, Any]:
         """Return them by name."""
-        return {f"tensorflow_{f.__name__}": f for f in (locks, pins, clashes, wheels, archive)}
+        filters = (locks, pins, clashes, wheels, archive, digest)
+        return {f"tensorflow_{each.__name__}": each for each in filters}

@@ -1,4 +1,4 @@
-"""The role ``tensorflow``: its module, GPUs, the removal of old environments, its playbooks.
+"""The role ``tensorflow``: environments, GPUs, the removal of old environments, its playbooks.
 
 No TensorFlow is downloaded: a tiny wheel that calls itself ``tensorflow-cpu`` stands for it.
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,15 +17,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.tensorflow_setup import cleanup, gpus, installation
-from ansible.module_utils.testing import patch_module_args
+from ansible.module_utils.tensorflow_setup import environments as setup
 from uv import find_uv_bin
 
 from roles.tensorflow.filter_plugins import tensorflow_locks as locks
-from roles.tensorflow.library import tensorflow_venv
+from roles.tensorflow.library import tensorflow_cleanup as cleanup
+from roles.tensorflow.library import tensorflow_environment, tensorflow_host
 from tests.support.data_folders import serving, sha256
 from tests.support.lab import REPOSITORY, run
+from tests.support.role_in_process import RoleInProcess, TaskFailedError
 from tests.support.set_up_role import Play, role_task, run_plays
 
 Params = dict[str, Any]
@@ -75,44 +75,40 @@ def shown_version(link: str | Path, package: str = "tensorflow") -> str:
 
 
 def with_lock(params: Params, lock: Path) -> Params:
-    """The module's parameters with another lock, and a folder as hosts are sent it."""
-    sent = Path(f"{lock}.sent")
-    if not sent.exists():
-        sent.mkdir()
-        (sent / "tensorflow.txt").symlink_to(lock)
-    return {**params, "locks": locks.locks([str(lock)]), "sent": str(sent)}
+    """The role's variables with another lock."""
+    return {**params, "tensorflow_requirements": str(lock)}
 
 
 def with_extra(params: Params, lock: Path, name: str = "script") -> Params:
-    """The module's parameters with packages on top."""
-    shutil.copy(lock, Path(params["sent"], "extra.txt"))
-    return {**params, "extra": locks.locks([str(lock)], extra=True)[0], "environment": name}
+    """The role's variables with packages on top."""
+    return {**params, "tensorflow_extra_requirements": str(lock), "tensorflow_environment": name}
 
 
 @pytest.fixture
 def params(tmp_path: Path) -> Params:
-    """Arguments for an installation of version 1.0 from a folder of wheels."""
+    """The role's variables for an installation of version 1.0 from a folder of wheels."""
     wheel = make_wheel(tmp_path / "wheels", "1.0")
-    space = {key: {"installed": 1900, "download": 500} for key in ("cpu", "gpu")}
     fixed = {
-        "root": str(tmp_path / "root"),
-        "python": sys.executable,
-        "space_mb": space,
-        "uv": find_uv_bin(),
+        "tensorflow_root": str(tmp_path / "root"),
+        "tensorflow_python": sys.executable,
+        "tensorflow_uv": find_uv_bin(),
+        "tensorflow_wheelhouse": str(wheel.parent),
     }
-    lock = make_lock(tmp_path / "lock.txt", wheel)
-    return with_lock({**fixed, "wheelhouse": str(wheel.parent)}, lock)
+    return with_lock(fixed, make_lock(tmp_path / "lock.txt", wheel))
 
 
 @pytest.fixture
 def call(capsys: pytest.CaptureFixture[str]) -> Call:
+    """Run the role in this process; its result, or the message of the task that failed."""
 
     def run(params: Params, check_mode: bool = False) -> Params:
-        arguments = {**params, "_ansible_check_mode": check_mode}
-        with patch_module_args(arguments), pytest.raises(SystemExit):
-            tensorflow_venv.main()
-        result: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
-        return result
+        role = RoleInProcess("tensorflow", params, capsys, check_mode)
+        try:
+            role.run()
+        except TaskFailedError as error:
+            return {"failed": True, "msg": str(error)}
+        result = {**role.variables["tensorflow_installed"], "changed": bool(role.changed)}
+        return {**result, "messages": role.messages, "diffs": role.diffs}
 
     return run
 
@@ -127,7 +123,8 @@ def index(tmp_path: Path, monkeypatch: Patch) -> Iterator[str]:
 
 
 def environments(params: Params) -> list[str]:
-    return sorted(cleanup.environments(f"{params['root']}/venvs"))
+    names: list[str] = setup.names(f"{params['tensorflow_root']}/venvs")
+    return names
 
 
 def packages(venv: str) -> list[str]:
@@ -139,43 +136,47 @@ def test_a_fresh_install_and_a_second_run(
     params: Params, call: Call, index: str, monkeypatch: Patch, tmp_path: Path
 ) -> None:
     """From an index, whose address is in no argument of a program."""
-    params = {**params, "wheelhouse": "", "index_url": index}
+    params = {**params, "tensorflow_wheelhouse": "", "tensorflow_index_url": index}
     commands: list[str] = []
-    real = installation.run
+    real = tensorflow_environment.run
 
     def record(words: list[str], *rest: Any) -> Any:
         commands.extend(words)
         return real(words, *rest)
 
-    monkeypatch.setattr(installation, "run", record)
+    monkeypatch.setattr(tensorflow_environment, "run", record)
     checked = call(params, check_mode=True)
     assert (checked["changed"], checked["parts"]) == (True, ["tensorflow", "link"])
-    assert "venv -> tensorflow-1.0-cpu" in checked["diff"]["after"]
-    assert not Path(params["root"]).exists()
+    made, linked = (diff["after"] for diff in checked["diffs"])
+    assert f"/venvs/tensorflow-1.0-cpu-py{HERE}-" in made
+    assert linked == {"path": f"{params['tensorflow_root']}/venv", "state": "link"}
+    assert not Path(params["tensorflow_root"]).exists()
     result = call(params)
     assert (result["version"], result["variant"]) == ("1.0", "cpu"), result
     assert "--require-hashes" in commands
     assert "s3cret" not in json.dumps([commands, result])
     digest = sha256(tmp_path / "lock.txt")[:12]
     assert environments(params) == [f"tensorflow-1.0-cpu-py{HERE}-{digest}"]
-    assert os.readlink(result["link"]) == os.path.relpath(result["venv"], params["root"])
+    assert os.readlink(result["link"]) == os.path.relpath(result["venv"], params["tensorflow_root"])
     assert shown_version(result["link"]) == "1.0"
     assert packages(result["venv"]) == ["tensorflow.py", "tensorflow_cpu-1.0.dist-info"]
     assert not Path(result["venv"], ".scratch").exists()
-    monkeypatch.setattr(installation, "run", lambda *_: pytest.fail("a program was started"))
+    monkeypatch.setattr(
+        tensorflow_environment, "run", lambda *_: pytest.fail("a program was started")
+    )
     second = call(params)
     assert (second["changed"], second["venv"]) == (False, result["venv"])
-    assert second["diff"]["before"] == second["diff"]["after"]
+    assert second["diffs"] == []
 
 
 def test_a_child_that_outlives_the_module_keeps_the_lock(
     params: Params, call: Call, monkeypatch: Patch
 ) -> None:
-    folder = Path(params["root"], "venvs")
+    folder = Path(params["tensorflow_root"], "venvs")
     folder.mkdir(parents=True)
-    with installation.exclusive(str(folder)) as held:
+    with setup.exclusive(str(folder)) as held:
         orphan = subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=(held,))
-    monkeypatch.setattr(installation, "LOCK_WAIT_S", 0.0)
+    monkeypatch.setattr(setup, "LOCK_WAIT_S", 0.0)
     assert f"has held {folder}/.lock for 0 minutes" in call(params)["msg"]
     orphan.communicate()
     assert call(params)["changed"]
@@ -201,12 +202,14 @@ def test_new_locks_and_back_and_more_to_import(
     params: Params, call: Call, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(cleanup, "shared_with", lambda _: "")
+    monkeypatch.setattr(cleanup, "RECENT_S", -1.0)
     first = call(params)
     wheels = [make_wheel(tmp_path / "wheels", version) for version in ("2.0", "3.0")]
     two, three = (with_lock(params, make_lock(Path(f"{wheel}.txt"), wheel)) for wheel in wheels)
     second = call(two)
     assert (shown_version(second["link"]), shown_version(first["venv"])) == ("2.0", "1.0")
-    wider = {**params, "locks": [{**params["locks"][0], "imports": ["tensorflow", "json"]}]}
+    (lock,) = locks.locks([params["tensorflow_requirements"]])
+    wider = {**params, "__tensorflow_locks": [{**lock, "imports": ["tensorflow", "json"]}]}
     for wanted, part in ((params, "link"), (wider, "trial")):
         result = call(wanted)
         assert (result["changed"], result["parts"], result["removed"]) == (True, [part], [])
@@ -217,7 +220,7 @@ def test_new_locks_and_back_and_more_to_import(
     assert len(environments(params)) == 2
     third = call(three)
     assert checked["removed"] == third["removed"] == [Path(second["venv"]).name]
-    assert checked["diff"] == third["diff"]
+    assert checked["diffs"][-1] == third["diffs"][-1]
     assert environments(params) == [Path(made["venv"]).name for made in (first, third)]
 
 
@@ -253,7 +256,7 @@ def test_what_will_not_do_is_refused(
         program = tmp_path / "fake-python"
         program.write_text(f"#!/bin/sh\n{answer}\n")
         program.chmod(0o755)
-        return {"python": str(program)}
+        return {"tensorflow_python": str(program)}
 
     (tmp_path / "file").write_text("")
     limits = "the locked TensorFlow needs 3.10 to 3.13. Install a complete Python 3.10 to 3.13"
@@ -261,28 +264,36 @@ def test_what_will_not_do_is_refused(
         wrong = fake_python(f"echo /x; echo {version}")
         assert f"is Python {version}; {limits}" in call({**params, **wrong})["msg"]
     disk = SimpleNamespace(f_bavail=250, f_frsize=4_000_000)
-    monkeypatch.setattr(installation.os, "statvfs", lambda _: disk)
+    monkeypatch.setattr(os, "statvfs", lambda _: disk)
     for wrong, message in [
-        ({"python": "python-of-nobody"}, "there is no program 'python-of-nobody' on this host"),
-        ({"python": "true"}, "is not a complete Python 3 (exit code 0). Install a"),
+        (
+            {"tensorflow_python": "python-of-nobody"},
+            "there is no program 'python-of-nobody' on this host",
+        ),
+        ({"tensorflow_python": "true"}, "is not a complete Python 3 (exit code 0). Install a"),
         (fake_python("echo no venv >&2; exit 1"), "(Debian: python3, not python3-minimal)"),
-        ({"wheelhouse": "/nowhere"}, "there is no folder /nowhere on this host"),
-        ({"root": str(tmp_path / "file")}, "must be a folder that this user may write to"),
+        ({"tensorflow_wheelhouse": "/nowhere"}, "there is no folder /nowhere on this host"),
+        (
+            {"tensorflow_root": str(tmp_path / "file")},
+            "must be a folder that this user may write to",
+        ),
         ({}, "1000 MB free, 1900 MB are needed. Free 900 MB"),
-        ({"wheelhouse": ""}, "1000 MB free, 2400 MB are needed. Free 1400 MB"),
+        ({"tensorflow_wheelhouse": ""}, "1000 MB free, 2400 MB are needed. Free 1400 MB"),
     ]:
         result = call({**params, **wrong})
         assert result["failed"]
         assert message in result["msg"]
     monkeypatch.undo()
-    assert not Path(params["root"]).exists()
-    folder = Path(params["root"], "venv")
+    assert not Path(params["tensorflow_root"]).exists()
+    folder = Path(params["tensorflow_root"], "venv")
     folder.mkdir(parents=True)
     assert f"{folder} is not a link made by this role. Move it away" in call(params)["msg"]
     folder.rmdir()
+    before = locks.locks([params["tensorflow_requirements"]])
     with (tmp_path / "lock.txt").open("a") as stream:
         stream.write("# more\n")
-    assert "was changed during the run" in call(params)["msg"]
+    locked = {"__tensorflow_locks": before}
+    assert "was changed during the run" in call({**params, **locked})["msg"]
 
 
 def test_an_interpreter_behind_a_link(params: Params, call: Call, tmp_path: Path) -> None:
@@ -292,7 +303,7 @@ def test_an_interpreter_behind_a_link(params: Params, call: Call, tmp_path: Path
     link = tmp_path / "bin" / "python3"
     link.parent.mkdir()
     link.symlink_to(sys.executable)
-    made = call({**params, "python": str(link)})
+    made = call({**params, "tensorflow_python": str(link)})
     lines = Path(made["venv"], "pyvenv.cfg").read_text().splitlines()
     assert f"home = {Path(sys.executable).resolve().parent}" in lines
 
@@ -360,8 +371,8 @@ def has_gpus(host: Path, count: int, version: str = "550.54.15", seen: int | Non
 def host(tmp_path: Path, monkeypatch: Patch) -> Path:
     """What a host without GPUs shows."""
     (tmp_path / "dev").mkdir()
-    monkeypatch.setattr(gpus, "PROC", str(tmp_path / "proc"))
-    monkeypatch.setattr(gpus, "DEV", str(tmp_path / "dev"))
+    monkeypatch.setattr(tensorflow_host, "PROC", str(tmp_path / "proc"))
+    monkeypatch.setattr(tensorflow_host, "DEV", str(tmp_path / "dev"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return tmp_path
 
@@ -371,14 +382,14 @@ def gpu_params(params: Params, host: Path) -> Params:
     """Arguments for a stand-in of TensorFlow with CUDA."""
     wheel = make_wheel(host / "wheels", "1.0", SEES.format(host))
     found = with_lock(params, make_lock(host / "gpu.txt", wheel))
-    found["locks"][0]["variant"] = "gpu"
-    return {**found, "driver_minimum": "525.60.13"}
+    (lock,) = locks.locks([found["tensorflow_requirements"]])
+    return {**found, "__tensorflow_locks": [{**lock, "variant": "gpu"}]}
 
 
 def test_as_many_as_the_driver_shows(gpu_params: Params, call: Call, host: Path) -> None:
-    (gpu,) = gpu_params["locks"]
+    (gpu,) = gpu_params["__tensorflow_locks"]
     cpu = {**gpu, "variant": "cpu"}
-    both, only_cpu = ({**gpu_params, "locks": locks} for locks in ([cpu, gpu], [cpu]))
+    both, only_cpu = ({**gpu_params, "__tensorflow_locks": each} for each in ([cpu, gpu], [cpu]))
     assert call(both, check_mode=True)["variant"] == "cpu"
     none = call(gpu_params)
     assert (none["changed"], none["gpus"], (host / "calls").exists()) == (True, None, False)
@@ -390,7 +401,7 @@ def test_as_many_as_the_driver_shows(gpu_params: Params, call: Call, host: Path)
         assert not call(gpu_params)["changed"]  # a ready host starts no TensorFlow
     assert (host / "calls").read_text() == 3 * "GPU all\n"
     assert call(both, check_mode=True)["variant"] == "gpu"
-    assert call({**both, "variant": "cpu"}, check_mode=True)["variant"] == "cpu"
+    assert call({**both, "tensorflow_variant": "cpu"}, check_mode=True)["variant"] == "cpu"
     on_cpu = call(only_cpu)
     assert (on_cpu["variant"], on_cpu["gpus"]) == ("cpu", None)
 
@@ -409,7 +420,7 @@ def test_fewer_is_an_error_or_a_warning_and_costs_no_second_download(
     ):
         assert part in message
     assert "nothing to do with it" not in message
-    assert not Path(gpu_params["root"], "venv").is_symlink()
+    assert not Path(gpu_params["tensorflow_root"], "venv").is_symlink()
     assert call(gpu_params)["failed"]  # nothing has changed
     has_gpus(host, 4)
     fixed = call(gpu_params)
@@ -419,15 +430,14 @@ def test_fewer_is_an_error_or_a_warning_and_costs_no_second_download(
     assert "sees 1 of the 4 GPUs" in message
     assert "It stays in use." in message
 
-    warnings: list[str] = []
-    monkeypatch.setattr(AnsibleModule, "warn", lambda _, text: warnings.append(text))
     calls = host / "calls"
     before = calls.read_text()
-    lenient = {**gpu_params, "require_gpus": False}
-    assert not call(lenient)["changed"]  # what was seen is known
+    lenient = {**gpu_params, "tensorflow_require_gpus": False}
+    results = [call(lenient)]  # what was seen is known
     has_gpus(host, 4, "570.1", seen=2)
-    assert call(lenient)["changed"]
-    assert not call(lenient)["changed"]
+    results += [call(lenient), call(lenient)]
+    assert [result["changed"] for result in results] == [False, True, False]
+    warnings = [text for result in results for text in result["messages"]]
     seen = ["sees 1 of the 4 GPUs", *2 * ["sees 2 of the 4 GPUs"]]
     assert all(part in text for part, text in zip(seen, warnings, strict=True))
     assert calls.read_text() == before + "GPU all\n"
@@ -435,21 +445,25 @@ def test_fewer_is_an_error_or_a_warning_and_costs_no_second_download(
     assert calls.read_text() == before + 2 * "GPU all\n"
 
 
-def test_causes(host: Path, monkeypatch: Patch) -> None:
-    has_gpus(host, 2)
+def test_causes(gpu_params: Params, call: Call, host: Path, monkeypatch: Patch) -> None:
+    lenient = {**gpu_params, "tensorflow_require_gpus": False}
+    monkeypatch.setattr(tensorflow_environment, "MISSING_LIBRARY", ())
+    has_gpus(host, 2, seen=0)
     (host / "proc" / "version").write_text(OPEN)
-    driver = gpus.detect()
-    assert driver == ("525.60.13", 2)
-    assert gpus.explain(driver, "525.60.13", b"").startswith("see nvidia-smi and the last lines")
-    has_gpus(host, 2, "525.60.9")
+    assert tensorflow_host.driver() == {"version": "525.60.13", "gpus": 2}
+    assert "shows: see nvidia-smi and the last lines" in call(lenient)["messages"][-1]
+    monkeypatch.undo()
+    for name, folder in (("PROC", "proc"), ("DEV", "dev")):
+        monkeypatch.setattr(tensorflow_host, name, str(host / folder))
+    has_gpus(host, 2, "525.60.9", seen=0)
     (host / "dev" / "nvidia1").unlink()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    causes = gpus.explain(gpus.detect(), "525.60.13", b"Could not load dynamic library 'x'")
-    assert causes.startswith("CUDA_VISIBLE_DEVICES is '1' in the")
+    causes = call(lenient)["messages"][-1]
+    assert "shows: CUDA_VISIBLE_DEVICES is '1' in the" in causes
     for part in ("525.60.9 is older than 525.60.13", "CUDA libraries", "there are 1 device files"):
         assert part in causes
     (host / "proc" / "gpus").rename(host / "proc" / "none")  # then the device files count
-    assert gpus.detect() == ("525.60.9", 1)
+    assert tensorflow_host.driver() == {"version": "525.60.9", "gpus": 1}
 
 
 # Old environments go after a switch, and the rest on request.
@@ -479,10 +493,8 @@ def faked(root: Path, version: str, used: int = 0, base: str = "") -> str:
 
 def old(root: Path, name: str, before: str, keep: int = 2, check: bool = False) -> Any:
     """What goes, and what stays for which reason, when the link was switched."""
-    wanted = SimpleNamespace(params={"keep": keep}, root=root, link=f"{root}/venv")
-    wanted.folder = f"{root}/venvs"
-    wanted.base = wanted.environment = SimpleNamespace(name=name)
-    return cleanup.remove_old(wanted, f"{root}/venvs/{before}", check)
+    params = {"root": str(root), "needed": [name], "link": "venv", "previous": before, "keep": keep}
+    return cleanup.remove_old(params, check)
 
 
 def test_what_is_wanted_linked_or_was_in_use_last_stays(root: Path) -> None:
@@ -492,7 +504,7 @@ def test_what_is_wanted_linked_or_was_in_use_last_stays(root: Path) -> None:
     assert old(root, three, before=one, check=True) == ([two], [])
     assert old(root, three, before=two, check=True) == ([one], [])
     assert old(root, three, before=two, keep=1, check=True) == ([one, two], [])
-    assert cleanup.environments(str(root / "venvs")) == {one: 1.0, two: 2.0, three: 3.0}
+    assert cleanup.finished_at(str(root / "venvs")) == {one: 1.0, two: 2.0, three: 3.0}
     # What another link needs stays, with what is below it.
     extra = faked(root, "", 1, base=one)
     (root / "paper").symlink_to(f"venvs/{extra}")
@@ -502,7 +514,16 @@ def test_what_is_wanted_linked_or_was_in_use_last_stays(root: Path) -> None:
     half = faked(root, "0.9")
     (root / "venvs" / "my-own").mkdir()
     assert old(root, three, before=two) == (sorted([half, one, extra]), [])
-    assert {*os.listdir(root / "venvs")} == {two, three, "my-own"}
+    assert {*os.listdir(root / "venvs")} == {two, three, "my-own", ".lock"}
+
+
+def test_what_another_run_is_about_to_link_stays(root: Path) -> None:
+    """It was made, or found, a moment ago, with TensorFlow's environment below it."""
+    one, two = (faked(root, f"{number}.0", number) for number in (1, 2))
+    extra = faked(root, "", int(time.time()), base=one)
+    assert old(root, two, before="", keep=1) == ([], [])
+    os.utime(root / "venvs" / extra / setup.MARKER, (1, 1))
+    assert old(root, two, before="", keep=1) == (sorted([one, extra]), [])
 
 
 def waiting(*words: str, cwd: Path | None = None) -> subprocess.Popen[bytes]:
@@ -565,11 +586,11 @@ def test_a_shared_folder_and_one_that_cannot_be_removed(root: Path, monkeypatch:
     def fail(path: str) -> None:
         raise OSError(f"{path} is busy")
 
-    monkeypatch.setattr(cleanup, "shutil", SimpleNamespace(rmtree=fail))
+    monkeypatch.setattr(setup, "shutil", SimpleNamespace(rmtree=fail))
     removed, notes = old(root, two, before="", keep=1)
     assert (removed, "could not be removed" in notes[0]) == ([], True)
     # Half removed does not pass for finished.
-    assert cleanup.environments(str(root / "venvs")) == {one: 0.0, two: 2.0}
+    assert cleanup.finished_at(str(root / "venvs")) == {one: 0.0, two: 2.0}
 
 
 def test_everything_goes_on_request_but_what_runs(root: Path) -> None:
@@ -741,14 +762,15 @@ def test_what_the_control_node_sends_is_installed_and_removed(play: Run, tmp_pat
     }
     done = play(**given)
     assert done.code == 0, done.shown
-    installing = done.shown.split("Install, try and link")[1].split("TASK")[0]
-    assert (installing.count("changed: "), installing.count("ok: ")) == (1, 1)
+    for step in ("Install TensorFlow", "Install packages on top of it"):
+        installing = done.shown.split(f": {step}]")[1].split("TASK")[0]
+        assert (installing.count("changed: "), installing.count("ok: ")) == (1, 1)
     assert f"(item={large.name})" in done.shown
     assert f"(item={top.name})" not in done.shown  # in the archive
     link = tmp_path / "root" / "paper"
     assert (shown_version(link), shown_version(link, "frobnicate")) == ("1.0", "1.5")
     there = sorted(path.name for path in link.parent.glob("venvs/.*"))
-    assert there == [".cache", ".lock", ".uv"]
+    assert there == [".bin", ".cache", ".lock"]
     assert play(**given).changed == 0
 
     (link.parent / "jobs").mkdir()

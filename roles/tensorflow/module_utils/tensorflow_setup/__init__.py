@@ -1,1 +1,1 @@
-"""The parts of the module tensorflow_venv: standard library only, Python 3.8 and newer."""
+"""What the role's modules share: standard library only, Python 3.8 and newer."""

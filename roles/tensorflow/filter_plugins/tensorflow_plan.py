@@ -1,0 +1,91 @@
+"""Ansible filter: what a host gets and what it lacks, by its locks and by what it has."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+#: A host for whose variant there is no lock; the role refuses it.
+NO_LOCK = {"path": "", "sha256": "", "version": "", "variant": "", "imports": []}
+
+
+def plan(
+    host: Mapping[str, Any],
+    locks: Sequence[Mapping[str, Any]],
+    extra: Mapping[str, Any] | None,
+    variant: str,
+    link: str,
+    require_gpus: bool,
+) -> dict[str, Any]:
+    """Return what is installed on a host.
+
+    Args:
+        host: what the module tensorflow_host has found there.
+        locks: what lock files lock, one for each variant; see the filter tensorflow_locks. A single
+            one is for every host that does not ask for the other variant.
+        extra: the same of the lock file of packages on top of TensorFlow; None for none.
+        variant: the one that is asked for. ``auto`` takes ``gpu`` if there is an NVIDIA driver.
+        link: name of the link to the environment.
+        require_gpus: whether TensorFlow is tried again if it saw fewer GPUs than the driver shows.
+
+    Returns:
+        ``tensorflow_installed`` of the role, see its README.md, and for its tasks: ``lock`` and
+        ``top_lock``; ``base`` and ``top``, the names of the environments with TensorFlow and with
+        packages on top, if any; ``target``, the one to which the link leads, and ``previous``, the
+        one to which it led; ``driver``, whose GPUs TensorFlow has to see; and ``tried``, the marker
+        of the environment if TensorFlow was tried under it.
+    """
+    if variant == "auto":
+        variant = "gpu" if host["nvidia"] else "cpu"
+        variant = locks[0]["variant"] if len(locks) == 1 else variant
+    lock = next((lock for lock in locks if lock["variant"] == variant), NO_LOCK)
+    python = host["python"]["version"]
+    series = ".".join(python.split(".")[:2])
+    # The names have what the environments are made from.
+    base = f"tensorflow-{lock['version']}-{lock['variant']}-py{series}-{lock['sha256']:.12}"
+    top = f"extra-{_sha256(base, extra['sha256']):.12}" if extra else ""
+    target, previous = top or base, host["links"].get(link, "")
+
+    marker = host["environments"].get(base, {})
+    driver = host["driver"] if lock["variant"] == "gpu" else None
+    is_tried = marker.get("trial") == {"imports": lock["imports"], "driver": driver}
+    tried = marker if is_tried else {}
+    too_few = driver and is_tried and tried["gpus"] < driver["gpus"]
+    lacks = {
+        "tensorflow": not marker,
+        "extra": bool(top) and not host["environments"].get(top),
+        "trial": bool(marker) and (not is_tried or (too_few and require_gpus)),
+        "link": target != previous,
+    }
+    return {
+        "version": lock["version"],
+        "variant": lock["variant"] or variant,
+        "venv": f"{host['root']}/venvs/{target}",
+        "link": f"{host['root']}/{link}",
+        "python_version": python,
+        "parts": [part for part, is_missing in lacks.items() if is_missing],
+        "gpus": driver and {"driver": driver["gpus"], "tensorflow": tried.get("gpus")},
+        "removed": [],
+        "notes": [],
+        "lock": lock,
+        "top_lock": extra,
+        "base": base,
+        "top": top,
+        "target": target,
+        "previous": previous,
+        "driver": driver,
+        "tried": tried,
+    }
+
+
+def _sha256(*lines: str) -> str:
+    return hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
+
+
+class FilterModule:
+    """The role's filter."""
+
+    def filters(self) -> dict[str, Any]:
+        """Return it by name."""
+        return {"tensorflow_plan": plan}

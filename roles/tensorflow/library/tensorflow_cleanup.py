@@ -1,0 +1,290 @@
+#!/usr/bin/python
+"""Ansible module: old TensorFlow environments go.
+
+Standard library only, Python 3.8 and newer: it runs under the host's plain python3.
+"""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: tensorflow_cleanup
+short_description: Remove TensorFlow environments that are not in use
+description:
+  - Removes environments under C(ROOT/venvs) that are neither needed nor used.
+  - What a running process of the machine uses stays, and without O(everything) also what a link
+    needs, what was made or wanted within the last hour (another run may be about to link it), and
+    everything in a folder that other machines may use.
+options:
+  root:
+    description: Folder of the environments and of the links. C(~) is expanded on the host.
+    type: path
+    required: true
+  everything:
+    description: Whether all environments are removed, the links to them, and what was sent.
+    type: bool
+    default: false
+  needed:
+    description: Names of environments that stay; the first one is in use.
+    type: list
+    elements: str
+    default: []
+  link:
+    description: Name of the link that was switched. What it points to is not needed for that alone.
+    type: str
+    default: ""
+  previous:
+    description: Name of the environment that was in use before. Empty if there was none.
+    type: str
+    default: ""
+  keep:
+    description: How many environments stay, the one in use included. 0 keeps all.
+    type: int
+    default: 2
+attributes:
+  check_mode:
+    description: Reports what would be removed.
+    support: full
+  diff_mode:
+    description: Shows the paths that go.
+    support: full
+author:
+  - The project's authors
+"""
+
+EXAMPLES = r"""
+- name: Remove the environments that were in use before the last one
+  tensorflow_cleanup:
+    root: ~/train
+    link: venv
+    needed: [tensorflow-2.21.0-cpu-py3.11-0123456789ab]
+    previous: tensorflow-2.20.0-cpu-py3.11-ba9876543210
+
+- name: Remove all environments
+  tensorflow_cleanup:
+    root: ~/train
+    everything: true
+"""
+
+RETURN = r"""
+removed:
+  description: >-
+    What was removed (in check mode, would be): names of environments, and with O(everything) paths.
+  type: list
+  elements: str
+  returned: success
+notes:
+  description: What stays that would go, and why, each in one sentence.
+  type: list
+  elements: str
+  returned: success
+"""
+
+import os
+import re
+import shutil
+import time
+from contextlib import nullcontext
+from typing import Any, Dict, List, Optional, Tuple
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.tensorflow_setup import environments
+from ansible.module_utils.tensorflow_setup.environments import MARKER, SetupError, with_bases
+
+#: The folder with uv, and what uv keeps for the next installation.
+TOOLS = (".bin", environments.CACHE)
+#: Seconds for which what was made or wanted stays.
+RECENT_S = 3600.0
+PROC = "/proc"
+MOUNTS = "/proc/self/mountinfo"
+#: Filesystems that no other machine works on at the same time.
+LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "tmpfs", "overlay"}
+
+
+def finished_at(folder: str) -> Dict[str, float]:
+    """Return the role's environments by name: when each was made or wanted last, 0 for an
+    unfinished one.
+    """
+    paths = {name: os.path.join(folder, name) for name in environments.names(folder)}
+    return {
+        name: os.stat(os.path.join(path, MARKER)).st_mtime
+        if environments.read_marker(path)
+        else 0.0
+        for name, path in paths.items()
+    }
+
+
+def remove_old(params: Dict[str, Any], check_only: bool) -> Tuple[List[str], List[str]]:
+    """Remove what is not needed any more; see the module's options.
+
+    Returns:
+        The names that are gone (with ``check_only``, that would go), and why others are not.
+    """
+    root, keep, previous = params["root"], params["keep"], params["previous"]
+    folder = os.path.join(root, "venvs")
+    if not keep or not os.path.isdir(folder):
+        return [], []
+    with nullcontext() if check_only else environments.exclusive(folder):
+        found = finished_at(folder)
+        linked = [to for name, to in environments.links(root).items() if name != params["link"]]
+        recent = [name for name, at in found.items() if at > time.time() - RECENT_S]
+        needed = with_bases(folder, [*params["needed"], *linked, *recent])
+        spare = [name for name in found if found[name] and name not in needed]
+        spare.sort(key=lambda name: (name == previous, found[name]), reverse=True)
+        names = sorted(set(found) - needed - with_bases(folder, spare[: keep - 1]))
+        shared = shared_with(folder) if names else ""
+        if shared:
+            return [], [f"{len(names)} old environments in {folder} stay: {shared}."]
+        return _remove(root, names, check_only)
+
+
+def remove_all(root: str, check_only: bool) -> Tuple[List[str], List[str]]:
+    """Remove environments and links, but for what a running process uses.
+
+    Returns:
+        The paths that are gone (with ``check_only``, that would go), and what stays, in sentences.
+    """
+    folder = os.path.join(root, "venvs")
+    gone: List[str] = []
+    notes: List[str] = []
+    if os.path.isdir(folder):
+        with nullcontext() if check_only else environments.exclusive(folder):
+            ours = environments.names(folder)
+            names, notes = _remove(root, ours, check_only)
+            rest = [name for name in sorted(os.listdir(folder)) if _is_left(name)]
+            for name in [] if check_only else rest:
+                _delete(os.path.join(folder, name))
+            names += rest
+            stay = {*ours} - {*names}
+            unused = [link for link, to in environments.links(root).items() if to not in stay]
+            links = [os.path.join(root, link) for link in unused]
+            for path in [] if check_only else links:
+                os.unlink(path)
+            gone = sorted(links + [os.path.join(folder, name) for name in names])
+        # Who waits for the lock meanwhile makes the folder again.
+        if os.listdir(folder) == [".lock"] and not (check_only or os.path.ismount(folder)):
+            shutil.rmtree(folder)
+    others = set(os.listdir(root) if os.path.isdir(root) else []) - {"venvs"}
+    others -= {os.path.basename(path) for path in gone}
+    notes += [f"{root} stays, with {', '.join(sorted(others))}."] if others else []
+    return gone, notes
+
+
+def _is_left(name: str) -> bool:
+    """Return whether an entry of the folder is the role's and not an environment: a tool, or what
+    was sent for an installation that was cut off.
+    """
+    lock, _, ending = name.rpartition(".")
+    sent = name.startswith(".sent-") or (ending == "txt" and environments.NAMES.fullmatch(lock))
+    return bool(name in TOOLS or sent)
+
+
+def _remove(root: str, names: List[str], check_only: bool) -> Tuple[List[str], List[str]]:
+    """Remove environments; return the names that are gone, and why others are not."""
+    used = in_use(root, names)
+    notes = [f"{name} stays: {used[name]} uses it." for name in sorted(used)]
+    unused = [name for name in names if name not in used]
+    if check_only:
+        return unused, notes
+    gone = []
+    for name in unused:
+        try:
+            environments.discard(os.path.join(root, "venvs", name))
+        except OSError as error:
+            notes.append(f"{name} could not be removed: {error}.")
+        else:
+            gone.append(name)
+    return gone, notes
+
+
+def _delete(path: str) -> None:
+    """Remove a file, or a folder with its content."""
+    if os.path.isdir(path):
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)
+
+
+def shared_with(folder: str) -> str:
+    """Return why processes that are not seen here may use a folder; empty if none can."""
+    path = os.path.realpath(folder)
+    point, kind = "", ""
+    with open(MOUNTS, encoding="utf-8", errors="replace") as stream:
+        for line in stream:
+            before, _, after = line.partition(" - ")
+            mounted = re.sub(r"\\([0-9]{3})", lambda m: chr(int(m.group(1), 8)), before.split()[4])
+            inside = path == mounted or path.startswith(mounted.rstrip("/") + "/")
+            if inside and len(mounted) >= len(point):  # of two at one place, the later one is seen
+                point, kind = mounted, after.split()[0]
+    if kind not in LOCAL:
+        return f"other machines may use them (filesystem {kind})"
+    return "it is a mount of its own, which others may use" if point == path else ""
+
+
+def in_use(root: str, names: List[str]) -> Dict[str, str]:
+    """Return those of ``names`` that a process of this machine uses, and which.
+
+    What it has loaded is in its map of memory; ``/proc/PID/exe`` is the host's Python.
+    """
+    places = {os.path.join(path, "").encode() for path in (root, os.path.realpath(root))}
+    used: Dict[str, str] = {}
+    for pid in filter(str.isdigit, os.listdir(PROC)):
+        process = os.path.join(PROC, pid)
+        command = _read(os.path.join(process, "cmdline")) or b""
+        loaded = _read(os.path.join(process, "maps"))
+        text = b"\0".join((command, loaded or b"", _read(os.path.join(process, "cwd")) or b""))
+        # Whatever it has loaded, another user's process shows only its command.
+        hidden = loaded is None and any(place in command for place in places)
+        for name in names:
+            if hidden or name.encode() in text:
+                program = os.path.basename(command.split(b"\0")[0]).decode(errors="replace")
+                used.setdefault(name, f"process {pid} ({program})")
+    # What a running process uses needs what is below it.
+    below = with_bases(os.path.join(root, "venvs"), used) & set(names)
+    return {**dict.fromkeys(below, "an environment in use"), **used}
+
+
+def _read(path: str) -> Optional[bytes]:
+    """Return a file or link of a process: None if it is hidden, empty if the process has ended."""
+    try:
+        if os.path.islink(path):
+            return os.readlink(path).encode()
+        with open(path, "rb") as stream:
+            return stream.read()
+    except PermissionError:
+        return None
+    except OSError:
+        return b""
+
+
+def main() -> None:
+    """Run as an Ansible module."""
+    module = AnsibleModule(
+        argument_spec={
+            "root": {"type": "path", "required": True},
+            "everything": {"type": "bool", "default": False},
+            "needed": {"type": "list", "elements": "str", "default": []},
+            "link": {"type": "str", "default": ""},
+            "previous": {"type": "str", "default": ""},
+            "keep": {"type": "int", "default": 2},
+        },
+        supports_check_mode=True,
+    )
+    params = module.params
+    try:
+        if params["everything"]:
+            removed, notes = remove_all(params["root"], module.check_mode)
+        else:
+            removed, notes = remove_old(params, module.check_mode)
+    except SetupError as error:
+        module.fail_json(msg=str(error))
+    except OSError as error:
+        module.fail_json(
+            msg=f"{error}. tensorflow_root is {params['root']}: this user must own it."
+        )
+    diff = {"before": "".join(f"{name}\n" for name in removed), "after": ""}
+    module.exit_json(changed=bool(removed), removed=removed, notes=notes, diff=diff)
+
+
+if __name__ == "__main__":
+    main()

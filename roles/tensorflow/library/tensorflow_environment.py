@@ -1,0 +1,486 @@
+#!/usr/bin/python
+"""Ansible module: one virtual environment with locked packages.
+
+Standard library only, Python 3.8 and newer: it runs under the host's plain python3.
+"""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: tensorflow_environment
+short_description: Make one environment from a lock file, and try it
+description:
+  - Has uv make an environment and install the packages of a lock file into it, imports them, and
+    then writes the environment's marker. An environment without a marker is made again.
+  - Only one environment of a folder is made at a time. A second call waits, and then has nothing to
+    do.
+  - Where the driver shows GPUs, counts those that TensorFlow sees. The caller judges the number.
+options:
+  path:
+    description: Folder of the environment.
+    type: path
+    required: true
+  requirements:
+    description: The lock file on the host. It is moved into the environment.
+    type: path
+    required: true
+  lock:
+    description: What the lock file locks, see the filter C(tensorflow_locks).
+    type: dict
+    required: true
+    options:
+      path:
+        description: The file on the control node, for messages.
+        type: str
+        required: true
+      sha256:
+        description: Its hash.
+        type: str
+        required: true
+      version:
+        description: The version that the first of the imported modules must have.
+        type: str
+        required: true
+      variant:
+        description: The variant of TensorFlow, for the marker.
+        type: str
+        required: true
+      imports:
+        description: Modules that must be importable.
+        type: list
+        elements: str
+        required: true
+  base:
+    description: Environment whose packages this one finds, after its own. Empty for TensorFlow's.
+    type: path
+    default: ""
+  python:
+    description: The interpreter that the environment is made from.
+    type: path
+    required: true
+  python_version:
+    description: Its version.
+    type: str
+    required: true
+  uv:
+    description: The program uv on the host.
+    type: path
+    required: true
+  driver:
+    description: >-
+      The driver's C(version) and its number of C(gpus). Left out, no GPUs are counted.
+    type: dict
+  require_gpus:
+    description: Whether an environment in which TensorFlow saw fewer GPUs is tried again.
+    type: bool
+    default: true
+  wheelhouse:
+    description: Folder with wheels on the host, used in place of an index. Empty for an index.
+    type: path
+    default: ""
+  index_url:
+    description: >-
+      Package index, given to uv by its environment. Empty for the one that the host's user has set,
+      for uv or for pip.
+    type: str
+    default: ""
+attributes:
+  check_mode:
+    description: Reports whether the environment would be made or tried, and changes nothing.
+    support: full
+  diff_mode:
+    description: Shows a new environment.
+    support: full
+author:
+  - The project's authors
+"""
+
+EXAMPLES = r"""
+- name: Make the environment from wheels on the host
+  tensorflow_environment:
+    path: /home/ada/train/venvs/tensorflow-2.21.0-cpu-py3.11-0123456789ab
+    requirements: /home/ada/cpu.txt
+    lock: "{{ (['/home/me/cpu.txt'] | tensorflow_locks)[0] }}"
+    python: /usr/bin/python3.11
+    python_version: 3.11.2
+    uv: /home/ada/.local/bin/uv
+    wheelhouse: /srv/wheels
+"""
+
+RETURN = r"""
+marker:
+  description: >-
+    The environment's marker. In TensorFlow's, C(trial) shows what was tried, C(gpus) how many GPUs
+    TensorFlow saw, or null, and C(missing_libraries) whether it could not load some of CUDA's.
+  type: dict
+  returned: success
+errors:
+  description: The last lines about GPUs that TensorFlow wrote, if it was tried.
+  type: list
+  elements: str
+  returned: success
+"""
+
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+from typing import Any, Dict, List, Optional, Tuple
+from urllib.parse import urlsplit
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.tensorflow_setup import environments, index_settings
+from ansible.module_utils.tensorflow_setup.environments import SetupError
+
+#: Longest import of the new environment, in seconds: its files are cold, perhaps on NFS.
+IMPORT_LIMIT_S = 900.0
+#: What uv's standard error means if it has one of these texts, and what helps; the first that has.
+CAUSES = [
+    (
+        ("Hash mismatch",),
+        "{source} has another file than the one that is locked. Use an unchanged source"
+        " (tensorflow_index_url, tensorflow_wheelhouse; playbooks/wheelhouse.yml fixes the folder"
+        " tensorflow_wheelhouse_source)",
+    ),
+    (
+        ("invalid peer certificate", "certificate verify"),
+        "this host does not trust the certificate of the package index. Add its authority to the"
+        " host's certificates, or name the file with it (SSL_CERT_FILE in the environment, cert in"
+        " pip.conf)",
+    ),
+    (
+        ("Failed to fetch", "error sending request", "dns error", "tcp connect error", "timed out"),
+        "this host cannot reach the package index. Set tensorflow_index_url to one that it can"
+        " reach, or tensorflow_wheelhouse_source to a folder with the wheels on the control node"
+        " (playbooks/wheelhouse.yml makes it)",
+    ),
+    (
+        ("No solution found",),
+        "{source} has no fitting wheel for Python {python} on {system}. Put it"
+        " there, or use another source (tensorflow_index_url, tensorflow_wheelhouse)",
+    ),
+    (("No space left",), "the filesystem of {folder} is full. Free space, and run again"),
+]
+#: Signs of a CUDA library that TensorFlow could not load.
+MISSING_LIBRARY = (
+    b"dlopen",
+    b"Could not load dynamic library",
+    b"cannot open shared object",
+)
+ABOUT_GPUS = re.compile(rb"cuda|cudnn|nccl|gpu|nvidia|dlopen|dynamic library", re.I)
+TRIAL = """
+import importlib, json, sys
+how, *names = sys.argv[1:]
+modules = [importlib.import_module(name) for name in names]
+print(json.dumps({
+    "version": modules[0].__version__,
+    "gpus": len(modules[0].config.list_physical_devices("GPU")) if how == "count" else None,
+}))
+"""
+
+
+class Environment:
+    """The environment that the module's parameters want, while its folder's lock is held.
+
+    Args:
+        held: descriptor of the lock, which the programs that are started hold as well.
+    """
+
+    def __init__(self, params: Dict[str, Any], held: int = -1) -> None:
+        self.params, self.held = params, held
+        self.lock: Dict[str, Any] = params["lock"]
+        self.path, self.base = params["path"], params["base"]
+        self.python = os.path.join(self.path, "bin", "python")
+        #: What TensorFlow's environment has to be tried with, as its marker has it.
+        self.trial = {"imports": self.lock["imports"], "driver": params["driver"]}
+
+    def marker(self) -> Dict[str, Any]:
+        """Return its marker, empty if it is unfinished or was made from another lock."""
+        marker = environments.usable_marker(self.path)
+        return marker if marker.get("requirements_sha256") == self.lock["sha256"] else {}
+
+    def is_accepted(self) -> bool:
+        """Return whether it was tried with the driver that the host has, and well enough."""
+        marker, driver = self.marker(), self.params["driver"]
+        if self.base or not marker:
+            return bool(marker)
+        too_few = (
+            driver and self.params["require_gpus"] and (marker.get("gpus") or 0) < driver["gpus"]
+        )
+        return marker.get("trial") == self.trial and not too_few
+
+    def install(self) -> None:
+        """Make the environment and install the packages of its lock file."""
+        requirements = self.params["requirements"]
+        if not os.path.isfile(requirements):
+            raise SetupError(f"{self.path} was removed by another run meanwhile. Run again.")
+        with open(requirements, "rb") as stream:
+            if hashlib.sha256(stream.read()).hexdigest() != self.lock["sha256"]:
+                raise SetupError(f"{self.lock['path']} was changed during the run. Run again.")
+        environments.discard(self.path)
+        command = ["venv", "--no-project", "--no-config", "--python", self.params["python"]]
+        done = self._uv([*command, self.path], index_settings.without_uv())
+        if done.returncode:
+            raise SetupError(
+                f"{self.params['python']} cannot make a virtual environment in {self.path}"
+                f" ({ending(done.returncode)}). Fix what the last lines name, or set"
+                f" tensorflow_python to another.\n{tail(done.stderr)}"
+            )
+        # Wheels are unpacked beside the packages and not in /tmp, which is small on many hosts.
+        # Those of scripts are kept for the next script; TensorFlow's would only take up space.
+        scratch = os.path.join(self.path, ".scratch")
+        os.mkdir(scratch)
+        cache, excluded = os.path.join(scratch, "cache"), os.path.join(scratch, "excluded.txt")
+        if self.base:
+            cache = os.path.join(os.path.dirname(self.path), environments.CACHE)
+            self._put_on_top()
+        with open(excluded, "w", encoding="utf-8") as names:
+            names.writelines(f"{name}\n" for name in self._distributions_of_base())
+        command = ["pip", "install", "--python", self.python, "--requirement", requirements]
+        command += ["--no-deps", "--require-hashes", "--only-binary", ":all:"]
+        command += ["--excludes", excluded, "--compile-bytecode", "--cache-dir", cache]
+        options, settings = self._source()
+        done = self._uv([*command, *options], {**settings, "TMPDIR": scratch})
+        if done.returncode:
+            raise SetupError(
+                f"uv could not install {self.lock['path']} ({ending(done.returncode)}):"
+                f" {self._cause(done)}. No link was changed.\n{tail(done.stderr)}"
+            )
+        shutil.rmtree(scratch)
+
+    def _packages(self, folder: str) -> str:
+        """Return the folder of an environment's packages."""
+        series = ".".join(self.params["python_version"].split(".")[:2])
+        return os.path.join(folder, "lib", f"python{series}", "site-packages")
+
+    def _put_on_top(self) -> None:
+        """Have the environment find the packages of its base, after its own."""
+        if not environments.usable_marker(self.base):
+            raise SetupError(f"{self.base} was removed by another run meanwhile. Run again.")
+        # Python runs this line when it starts. The path is complete: through the link of an
+        # environment, a relative one would lead elsewhere.
+        line = f"import site; site.addsitedir({self._packages(self.base)!r})\n"
+        path = os.path.join(self._packages(self.path), "tensorflow.pth")
+        with open(path, "w", encoding="utf-8") as stream:
+            stream.write(line)
+
+    def _distributions_of_base(self) -> List[str]:
+        """Return the names of the packages that the environment finds in its base."""
+        entries = os.listdir(self._packages(self.base)) if self.base else []
+        return sorted(
+            name.partition("-")[0].replace("_", "-")
+            for name in entries
+            if name.endswith(".dist-info")
+        )
+
+    def _source(self) -> Tuple[List[str], Dict[str, str]]:
+        """Return where packages come from: options of uv, and the environment that it runs in."""
+        wheelhouse = self.params["wheelhouse"]
+        if wheelhouse:  # nothing else is asked: an index may be out of reach
+            options = ["--no-index", "--find-links", wheelhouse, "--offline", "--no-config"]
+            return options, index_settings.without_uv()
+        # The hashes decide which file is right, wherever it is.
+        options = ["--index-strategy", "unsafe-best-match"]
+        return options, index_settings.of_host(self.params["index_url"])
+
+    def _cause(self, done: subprocess.CompletedProcess[bytes]) -> str:
+        """Return why uv could not install, and what helps."""
+        errors = done.stderr.decode(errors="replace")
+        killed = "it was killed, perhaps because memory was short. Run again"
+        causes = [text for signs, text in CAUSES if any(sign in errors for sign in signs)]
+        causes.append(killed if done.returncode < 0 else "see its last lines")
+        wheelhouse = self.params["wheelhouse"]
+        return causes[0].format(
+            source=f"the folder {wheelhouse}" if wheelhouse else "the package index",
+            python=self.params["python_version"],
+            system=" ".join((platform.system(), platform.machine(), *platform.libc_ver())),
+            folder=self.path,
+        )
+
+    def _uv(self, words: List[str], settings: Dict[str, str]) -> subprocess.CompletedProcess[bytes]:
+        """Run uv with plain output. It downloads no Python."""
+        options = ["--quiet", "--no-progress", "--color", "never", "--no-python-downloads"]
+        uv = self.params["uv"]
+        try:
+            return run([uv, *words, *options], self.held, settings)
+        except OSError as error:
+            raise SetupError(
+                f"uv does not run on this host ({error}); {uv} was sent from the control node. Set"
+                " tensorflow_uv to uv's program for Linux on x86_64, from its releases or PyPI."
+            ) from None
+
+    def accept(self) -> List[str]:
+        """Try the environment, and describe it in its marker, with which it is finished.
+
+        Where TensorFlow sees too few GPUs, it is finished as well: a new driver makes it good.
+
+        Returns:
+            What TensorFlow wrote about GPUs.
+        """
+        gpus, errors = self._try_imports()
+        marker: Dict[str, Any] = {name: self.lock[name] for name in ("version", "variant")}
+        marker["python"] = self.params["python_version"]
+        marker["requirements_sha256"] = self.lock["sha256"]
+        if self.base:
+            marker["base"] = os.path.basename(self.base)
+        else:
+            marker.update(trial=self.trial, gpus=gpus)
+            marker["missing_libraries"] = any(sign in errors for sign in MISSING_LIBRARY)
+        path = os.path.join(self.path, environments.MARKER)
+        with open(path + ".new", "w", encoding="utf-8") as stream:
+            json.dump(marker, stream, indent=2)
+            stream.write("\n")
+        os.replace(path + ".new", path)
+        lines = errors.splitlines()
+        relevant = [line for line in lines if ABOUT_GPUS.search(line)] or lines
+        return tail(b"\n".join(relevant)).splitlines()
+
+    def _try_imports(self) -> Tuple[Optional[int], bytes]:
+        """Import what the lock must have; the first module has to show the locked version.
+
+        Returns:
+            The number of GPUs, if they are to be counted, and what was written.
+        """
+        lock, count = self.lock, self.params["driver"] is not None
+        names = ", ".join(lock["imports"])
+        command = [self.python, "-I", "-c", TRIAL, "count" if count else "hide", *lock["imports"]]
+        # GPUs are hidden if they are not counted: what runs on them is not disturbed. Missing
+        # libraries are named at the level of information, not of errors.
+        changes = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
+        changes = {"TF_CPP_MIN_LOG_LEVEL": "0"} if count else changes
+        try:
+            done = run(command, self.held, {**os.environ, **changes}, IMPORT_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            raise SetupError(
+                f"The new environment did not import {names} within {IMPORT_LIMIT_S:.0f} s. Check"
+                " the load and the disk of this host, and run again."
+            ) from None
+        if done.returncode:
+            cause = "Fix what the last lines name"
+            if done.returncode == -signal.SIGILL:
+                cause = "Use another host: this processor lacks instructions, such as AVX"
+            raise SetupError(
+                f"The new environment cannot import {names} ({ending(done.returncode)}). No link"
+                f" was changed. {cause}, or change the lock {lock['path']}.\n{tail(done.stderr)}"
+            )
+        answer: Dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        if answer["version"] != lock["version"]:
+            raise SetupError(
+                f"The new environment's {lock['imports'][0]} has the version {answer['version']},"
+                f" the lock {lock['path']} has {lock['version']}. No link was changed. Lock again."
+            )
+        return answer["gpus"], done.stderr
+
+
+def run(
+    command: List[str],
+    held: int,
+    environment: Dict[str, str],
+    timeout: Optional[float] = None,
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a program that shares the lock."""
+    return subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+        env=environment,
+        pass_fds=(held,),
+        timeout=timeout,
+    )
+
+
+def ending(returncode: int) -> str:
+    """Return how a program ended, as a part of a sentence."""
+    return f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
+
+
+def tail(errors: bytes) -> str:
+    """Return the last lines of a program's standard error, as they go into a message."""
+    lines = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]
+    return "\n".join(lines[-10:])
+
+
+def ensure(params: Dict[str, Any]) -> Dict[str, Any]:
+    """Make the environment if it is missing, and try it if it was not accepted.
+
+    With a SetupError, a new environment is gone and an old one is as before.
+    """
+    path, requirements = params["path"], params["requirements"]
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with environments.exclusive(os.path.dirname(path)) as held:
+        environment = Environment(params, held)
+        is_new, changed = not environment.marker(), not environment.is_accepted()
+        errors: List[str] = []
+        try:
+            if is_new:
+                environment.install()
+            if changed:
+                errors = environment.accept()
+        except SetupError:
+            if is_new:
+                environments.discard(path)
+            raise
+        if os.path.lexists(requirements):
+            os.replace(requirements, os.path.join(path, "requirements.txt"))
+        # What was made or wanted lately stays, see tensorflow_cleanup.
+        for folder in filter(None, (path, params["base"])):
+            os.utime(os.path.join(folder, environments.MARKER))
+        marker = environment.marker()
+    diff = {"before": "", "after": f"{path}\n"} if is_new else {}
+    return {"changed": changed, "marker": marker, "errors": errors, "diff": diff}
+
+
+def check(params: Dict[str, Any]) -> Dict[str, Any]:
+    """Return what `ensure` would, and change nothing."""
+    environment = Environment(params)
+    marker = environment.marker()
+    diff = {} if marker else {"before": "", "after": f"{params['path']}\n"}
+    changed = not environment.is_accepted()
+    return {"changed": changed, "marker": marker, "errors": [], "diff": diff}
+
+
+def main() -> None:
+    """Run as an Ansible module."""
+    text = {"type": "str", "required": True}
+    path = {"type": "path", "required": True}
+    imports = {"type": "list", "elements": "str", "required": True}
+    lock = {**dict.fromkeys(("path", "sha256", "version", "variant"), text), "imports": imports}
+    module = AnsibleModule(
+        argument_spec={
+            "path": path,
+            "requirements": path,
+            "lock": {"type": "dict", "required": True, "options": lock},
+            "base": {"type": "path", "default": ""},
+            "python": path,
+            "python_version": text,
+            "uv": path,
+            "driver": {"type": "dict"},
+            "require_gpus": {"type": "bool", "default": True},
+            "wheelhouse": {"type": "path", "default": ""},
+            "index_url": {"type": "str", "default": "", "no_log": True},
+        },
+        supports_check_mode=True,
+    )
+    params = module.params
+    # uv hides passwords itself; this hides them in everything else.
+    module.no_log_values.update(filter(None, [urlsplit(params["index_url"]).password]))
+    try:
+        result = check(params) if module.check_mode else ensure(params)
+    except SetupError as error:
+        module.fail_json(msg=str(error))
+    except OSError as error:
+        module.fail_json(
+            msg=f"{error}. {os.path.dirname(params['path'])} must be a folder that this user may"
+            " write to (tensorflow_root)."
+        )
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()

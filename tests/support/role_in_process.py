@@ -1,0 +1,145 @@
+"""Runs the tasks of a role in this process, so that a test can replace parts of its modules."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible.module_utils.testing import patch_module_args
+from ansible.parsing.dataloader import DataLoader
+from ansible.plugins.loader import filter_loader
+from ansible.template import Templar, trust_as_template
+
+from tests.support.lab import REPOSITORY
+
+BUILTIN = "ansible.builtin."
+#: Keys of a task that are not its module.
+KEYWORDS = {
+    *("name", "when", "vars", "register", "loop", "loop_control", "block", "module_defaults"),
+    *("until", "retries", "delay"),
+}
+
+
+class TaskFailedError(Exception):
+    """A task has failed."""
+
+
+class RoleInProcess:
+    """One run of a role on this machine, with its defaults, variables and tasks as they are.
+
+    It knows the modules that the role tensorflow uses, and of them what that role needs.
+    """
+
+    def __init__(
+        self,
+        role: str,
+        variables: Mapping[str, Any],
+        capsys: pytest.CaptureFixture[str],
+        check_mode: bool = False,
+    ) -> None:
+        self.role, self.folder = role, REPOSITORY / "roles" / role
+        self.check_mode, self.capsys = check_mode, capsys
+        filter_loader.add_directory(str(self.folder / "filter_plugins"))
+        self.variables: dict[str, Any] = {
+            **self._load("defaults/main.yml"),
+            **self._load("vars/main.yml"),
+            "ansible_check_mode": check_mode,
+            "ansible_playbook_python": "python3",
+            "inventory_hostname": "here",
+            "omit": "__omitted__",
+            "playbook_dir": str(REPOSITORY),
+            "role_path": str(self.folder),
+            **variables,
+        }
+        self.changed: list[str] = []  # names of tasks
+        self.messages: list[str] = []
+        self.diffs: list[dict[str, Any]] = []
+
+    def run(self, entry: str = "main.yml") -> None:
+        """Run a task file; raises TaskFailedError with the message of the first task that fails."""
+        for task in self._load(f"tasks/{entry}"):
+            self._run(task, {}, {})
+
+    def _load(self, path: str) -> Any:
+        return DataLoader().load_from_file(str(self.folder / path), trusted_as_template=True)
+
+    def _run(
+        self, task: Mapping[str, Any], outer_vars: Mapping[str, Any], outer_defaults: dict[str, Any]
+    ) -> None:
+        variables = {**outer_vars, **task.get("vars", {})}
+        defaults = {**outer_defaults, **task.get("module_defaults", {})}
+        templar = Templar(loader=DataLoader(), variables={**self.variables, **variables})
+        conditions = task.get("when", [])
+        for condition in conditions if isinstance(conditions, list) else [conditions]:
+            if not templar.evaluate_conditional(condition):
+                if "register" in task:
+                    self.variables[task["register"]] = {"skipped": True, "changed": False}
+                return
+        if "block" in task:
+            for inner in task["block"]:
+                self._run(inner, variables, defaults)
+            return
+        (module,) = (key for key in task if key not in KEYWORDS)
+        for item in templar.template(task.get("loop", [None])):
+            templar = Templar(
+                loader=DataLoader(), variables={**self.variables, **variables, "item": item}
+            )
+            given = task[module] if module.endswith("_tasks") else templar.template(task[module])
+            if isinstance(given, dict):
+                given = {**templar.template(defaults.get(module, {})), **given}
+                given = {k: v for k, v in given.items() if v != "__omitted__"}
+            result = self._call(module.removeprefix(BUILTIN), given, task, templar)
+            if result.get("changed"):
+                self.changed.append(task["name"])
+            if result.get("diff"):
+                self.diffs.append(result["diff"])
+        if "register" in task:
+            self.variables[task["register"]] = result
+        if result.get("failed"):
+            raise TaskFailedError(result["msg"])
+
+    def _call(
+        self, module: str, given: Any, task: Mapping[str, Any], templar: Templar
+    ) -> dict[str, Any]:
+        result: dict[str, Any] = {"changed": False}
+        if module in ("import_tasks", "include_tasks"):
+            self.run(given)
+        elif module == "set_fact":
+            self.variables.update(given)
+        elif module == "debug":
+            self.messages.append(given["msg"])
+        elif module == "fail":
+            result.update(failed=True, msg=given["msg"])
+        elif module == "assert":
+            conditions = task[BUILTIN + module]["that"]
+            conditions = conditions if isinstance(conditions, list) else [conditions]
+            good = all(templar.evaluate_conditional(trust_as_template(str(c))) for c in conditions)
+            result.update(failed=not good, msg=given["fail_msg"])
+        elif module == "copy":
+            target = Path(given["dest"])
+            if str(given["dest"]).endswith("/"):
+                target.mkdir(parents=True, exist_ok=True)
+                target /= Path(given["src"]).name
+            shutil.copy(given["src"], target)
+            target.chmod(int(given["mode"], 8))
+        elif module == "unarchive":
+            with tarfile.open(given["src"]) as archive:
+                archive.extractall(given["dest"], filter="data")
+        else:
+            own = self.folder / "library" / f"{module}.py"
+            name = f"roles.{self.role}.library" if own.exists() else "ansible.modules"
+            result = self._module(importlib.import_module(f"{name}.{module}"), given)
+        return result
+
+    def _module(self, module: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+        arguments = {**given, "_ansible_check_mode": self.check_mode, "_ansible_diff": True}
+        with patch_module_args(arguments), pytest.raises(SystemExit):
+            module.main()
+        result: dict[str, Any] = json.loads(self.capsys.readouterr().out.splitlines()[-1])
+        return result
