@@ -121,7 +121,7 @@ def preload() -> None:
 
 # Ansible's main process imports this before the first task of the role; its workers are forks.
 # Each further attempt is included by the one before it, which Ansible follows back recursively.
-sys.setrecursionlimit(100_000)
+sys.setrecursionlimit(5_000)
 share_logins()
 preload()
 sys.stdout, sys.stderr = _Output(sys.stdout), _Output(sys.stderr)
