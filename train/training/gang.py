@@ -86,8 +86,13 @@ class Gang:
         self.barrier()
         if self._shutdown is not None:
             self._shutdown()
-        # Once more, because the first to leave may be gone before the others have heard all of the
-        # last meeting. Whoever came to it knows that no rank fell before.
+        # Every rank that has reached this point knows that no other rank failed before.
+        self.part()
+
+    def part(self) -> None:
+        """Wait for the other ranks before this one exits, because the first to exit may be gone
+        before the others have received all of the last exchange. Errors no longer matter.
+        """
         with suppress(*PEER_ERRORS):
             self.barrier()
 

@@ -92,6 +92,7 @@ class Search:
         while "damaged" in taken:  # by now, any may be
             own, rows, source, taken = self._choose(whole=True)
         if "error" in taken:
+            self.gang.part()
             raise ConfigError(f"{self.cluster.ranks[source]} cannot begin: {taken['error']}")
         position = taken["position"]
         if position is not None or self.settings.init_from:
