@@ -1,7 +1,7 @@
 """Waits until a job's ports and GPUs are free on all machines, then leases them all at once.
 
-A waiting job holds nothing. It is queued on every machine (``host.leases``). When it is first in
-every queue, it asks all machines at the same time. If one refuses, the others get their leases
+A waiting job holds nothing. It is queued on every machine (``host.leases``). Once no machine
+reports a blocker, all are asked at the same time. If one refuses, the others get their leases
 back. So jobs that wait for each other's machines cannot deadlock. Queues are ordered by the jobs'
 creation times.
 """

@@ -91,8 +91,8 @@ def judge(play: connections.Play, args: Args) -> Returned:
         args: ``members`` as in playbooks/machines.yml; ``run_tags`` and ``skip_tags``.
 
     Returns: ``unsuited``, the hosts that cannot be set up and one line for each of their faults;
-        ``lines``, each fault with its hosts; ``left_out``, the same plus the hosts that rejected
-        the login.
+        ``lines``, each fault with its hosts; ``left_out``, the same plus the unreachable
+        hosts.
     """
     faults: dict[str, list[Fault]] = {}
     unreachable: dict[str, LoginFailure] = {}

@@ -27,7 +27,7 @@ from train.host.threads import ask_all
 
 #: Seconds of each transfer between two hosts, in the normal and the quick form.
 _TRANSFER_S, _QUICK_S = 0.25, 0.1
-#: Maximum seconds for a login, and for all paths of a host: fixed, and for each round.
+#: Maximum seconds for a login, and for all paths of a host: a fixed part, plus one per round.
 _LOGIN_S = 15.0
 _MEASURE_S, _ROUND_S = 60.0, 8.0
 

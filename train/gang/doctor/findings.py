@@ -315,7 +315,7 @@ def _number(gpu: Mapping[str, str], name: str) -> float:
 
 
 def _reasons(gpu: Mapping[str, str]) -> int:
-    """Return NVML's bits for what reduces the clock, or 0 if unknown."""
+    """Return NVML's bits for the causes of a reduced clock, or 0 if unknown."""
     for name in ("clocks_event_reasons.active", "clocks_throttle_reasons.active"):
         if re.fullmatch(r"0x[0-9a-fA-F]{1,16}", gpu.get(name, "")):
             return int(gpu[name], 16)

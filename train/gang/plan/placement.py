@@ -32,7 +32,7 @@ def choose(
 
     Without a spare, the job gets smaller if ``least`` allows that. Otherwise PlanError is raised.
     The remaining hosts move up, so that indices have no gaps, and the first worker becomes the
-    chief if the inventory has one. The number of parameter servers cannot shrink. A missing
+    chief if the inventory has a chief. The number of parameter servers cannot shrink. A missing
     evaluator is left out if the job may shrink.
 
     Args:

@@ -24,7 +24,7 @@ class PlanError(Exception):
 
 
 class NothingAnsweredError(PlanError):
-    """No host of a play accepted a login. The results of an earlier task have the reasons."""
+    """No host of a play answered. The results of an earlier task have the reasons."""
 
 
 def plan_ranks(groups: Mapping[str, Sequence[str]], hosts: Hosts) -> list[PlannedRank]:

@@ -1,4 +1,4 @@
-"""Merges the script's environment on a host from all levels at which it is set, as text."""
+"""Merges the script's environment on a host, as text, from all levels at which it is set."""
 
 from __future__ import annotations
 

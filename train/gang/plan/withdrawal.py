@@ -11,7 +11,7 @@ from pathlib import Path
 from train.gang.records import EVENTS_FILE, LOAD_DIR, MANIFEST_FILE, RESULT_FILE
 from train.host import records
 
-#: Files that each attempt writes anew. A job's events cover all attempts.
+#: Files that each attempt rewrites. A job's events cover all attempts.
 _OF_ATTEMPT = ("logs", "progress", LOAD_DIR, RESULT_FILE, "ansible.log")
 
 

@@ -48,7 +48,7 @@ def follow_gang(play: connections.Play, args: Args) -> dict[str, object]:
     """Follow all ranks until the job has ended, and return its ``outcome``."""
     run_dir = Path(args["run_dir"]).expanduser()
     gang = _gang(play, args, connections.say)
-    if not args["ranks"]:  # otherwise attach knows from the hosts what is staged
+    if not args["ranks"]:  # attach has this from the hosts
         manifest = plan.read_manifest(run_dir.name, run_dir.parent)
         records.write_json(str(run_dir / MANIFEST_FILE), plan.staged(manifest))
     ended = gang.follow()

@@ -150,7 +150,7 @@ class Ranks:
         for rank_dir, view in ranks.items():
             offset: Any = {name: file.offset for name, file in self._files[view].items()}
             cursors[rank_dir] = {**_UNKNOWN, **offset}
-        gather, backoff, size = 0.0, _BACKOFF, _ANSWER  # what is there already comes at once
+        gather, backoff, size = 0.0, _BACKOFF, _ANSWER  # existing data comes at once
         while cursors and not self._over.is_set():
             asked = time.monotonic()
             for rank_dir in cursors:

@@ -21,8 +21,8 @@ class Reachability:
     """The state of the connections to the hosts of ``views``.
 
     Attributes:
-        cut_since: when the connections to all hosts with running ranks were lost, or None if there
-            is a connection.
+        cut_since: when the connections to all hosts with unfinished ranks were lost, or None if
+            there is a connection.
     """
 
     def __init__(
