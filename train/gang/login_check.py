@@ -24,7 +24,7 @@ from train.host import processes
 #: Seconds until a slow host is named, and until its login has failed. The margin lets Ansible's own
 #: connection timeout expire first.
 _NAMED_S, _LIMIT_S, _MARGIN_S = 4.0, 9.5, 1.5
-#: Options of Ansible's connection, by the variables that set them.
+#: Options of Ansible's connection plugins, by variable.
 _OPTIONS = {
     "ansible_host": "host",
     "ansible_port": "port",

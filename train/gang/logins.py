@@ -28,7 +28,7 @@ _NOTE_SIZE = 1 << 16
 #: Seconds between two attempts to log in, from the shortest to the longest.
 _PAUSES = (0.2, 2.0)
 
-#: How ssh reports that sshd, or the sshd of a jump host, closed the connection before the login.
+#: Messages from ssh that the host's or a jump host's sshd closed the connection before the login.
 _REFUSED = re.compile(
     r"\b(?:(?:kex|ssh)_exchange_identification: (?:(?:read|write): )?"
     r"|banner exchange: Connection (?:to|from) \S+(?: port \d+)?: )"

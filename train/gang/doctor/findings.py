@@ -160,7 +160,7 @@ def _room(host: str, checkup: Checkup) -> Found:
 
 
 def _limits(host: str, checkup: Checkup) -> Found:
-    if checkup["gpus"] and checkup["shm"] < MIN_SHM:  # NCCL alone needs much
+    if checkup["gpus"] and checkup["shm"] < MIN_SHM:  # only NCCL needs a lot
         found = f"/dev/shm has {checkup['shm']} MiB"
         setup = _setup(host, "training_host", variable="training_host_shm_size_mb=1024")
         remedy = f"`{setup}`, or for a container --shm-size"
@@ -443,7 +443,7 @@ def _names(examined: Examined) -> tuple[_Troubles, _Troubles, set[_Pair]]:
                 unresolved[host, other] = trouble
             elif all(one.startswith("127.") or one == "::1" for one in there):
                 if all(one["machine"] == checkup["machine"] for one in checkups.values()):
-                    continue  # they are one machine
+                    continue  # all hosts are one machine
                 bad, said = WARNING if own else FAIL, f"{address} is {there[0]} on {host}"
                 remedy = (
                     f"set train_job_address of {other} to its IP, or remove the line of {address} "

@@ -44,7 +44,7 @@ class Scaling(TypedDict):
 
     all_reduce_ms: dict[str, float]  # of a sum over all hosts, by millions of bytes
     latency_ms: float  # of a step of a ring
-    rate_mb: float  # of the ring, in millions of bytes a second
+    rate_mb: float  # of the ring, in millions of bytes per second
     model: str  # the network of the short training runs
     parameters: int  # of that network
     batch: int  # per host
@@ -62,7 +62,7 @@ class Examined(TypedDict):
     checkups: dict[str, Checkup]
     logins: dict[str, Login]
     links: dict[str, dict[str, Link]]
-    unreachable: dict[str, str]  # why a host could not be logged in to
+    unreachable: dict[str, str]  # why the login to a host failed
     remedies: dict[str, str]  # for unreachable hosts
     failed: dict[str, str]  # why a host was not examined, or measured no paths
     addresses: dict[str, str]  # of a host for the others

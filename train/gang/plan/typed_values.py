@@ -20,7 +20,7 @@ _EXPECTED = {
     "dict": "a dictionary",
 }
 _TRUE, _FALSE = ("yes", "on", "1", "true", "y", "t"), ("no", "off", "0", "false", "n", "f")
-#: The longest value that a message repeats.
+#: Maximum characters of a value in a message.
 LONGEST = 60
 
 #: Returns how a value was written in its file, or None if unknown.
