@@ -1,6 +1,6 @@
-"""The plan and the watch, inside ansible-playbook: the standard library and ``train.host`` only."""
+"""Job planning and monitoring inside ansible-playbook: standard library and ``train.host`` only."""
 
 from pathlib import Path
 
-#: The folder of playbooks/, roles/ and train/.
+#: The folder that contains playbooks/, roles/ and train/.
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -1,4 +1,4 @@
-"""Unpacks what a host sends as an archive: regular files under known names, within limits."""
+"""Unpacks archives from hosts: only regular files, under known names and within limits."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from typing import Any
 
 from train.host import records
 
-#: Bytes of an archive besides its members' contents: headers and padding of each member.
+#: Bytes of headers and padding to allow for each member.
 _PER_MEMBER = 10_240
 
 
 class ArchiveError(Exception):
-    """An archive that is refused; the message says why."""
+    """An archive was rejected. The message explains why."""
 
 
 class _Limited:
-    """A stream that refuses to give more bytes than it may, however few were sent."""
+    """A stream that rejects reads beyond a limit of unpacked bytes."""
 
     def __init__(self, stream: gzip.GzipFile, limit: int) -> None:
         self._stream, self._left = stream, limit
@@ -38,7 +38,7 @@ class _Limited:
 
 @contextlib.contextmanager
 def _opened(archive: Path, limit: int) -> Iterator[tarfile.TarFile]:
-    """Open a ``.tar.gz`` that comes to ``limit`` bytes at most; what breaks is an ArchiveError."""
+    """Open a ``.tar.gz`` of up to ``limit`` bytes unpacked. Raise ArchiveError if it is broken."""
     try:
         with gzip.open(archive) as packed:
             stream: Any = _Limited(packed, limit)
@@ -49,10 +49,11 @@ def _opened(archive: Path, limit: int) -> Iterator[tarfile.TarFile]:
 
 
 def unpack(archive: Path, folder: Path, names: Collection[str], limit: int, files: int) -> None:
-    """Replace ``folder/<name>`` for each of ``names`` that a ``.tar.gz`` holds, all or none. All
-    together it may have ``limit`` bytes, and as many ``files`` and folders. ArchiveError: it is
-    broken, exceeds a limit, or holds a link, a device or anything that is not in a folder of
-    ``names``; nothing has changed then.
+    """Replace ``folder/<name>`` for each of ``names`` in a ``.tar.gz``: all or none.
+
+    Raise ArchiveError, with nothing changed, if the archive is broken, has more than ``limit``
+    bytes or more than ``files`` files and folders, or contains a link, a device or anything outside
+    the folders of ``names``.
     """
     room = limit + files * _PER_MEMBER + tarfile.RECORDSIZE
     with tempfile.TemporaryDirectory(
@@ -68,18 +69,19 @@ def unpack(archive: Path, folder: Path, names: Collection[str], limit: int, file
                     raise ArchiveError("it is larger than train_job_results_limit_mb")
                 if number >= files:
                     raise ArchiveError("it holds more than train_job_results_limit_files")
-                # In a fresh folder, without links, nothing leads out of it.
+                # No member can escape from a fresh folder without links.
                 tar.extract(member, fresh, filter="data")
         for name in names:
             if (fresh / name).is_dir():
                 with contextlib.suppress(FileNotFoundError):
-                    (folder / name).rename(fresh / f"{name}.old")  # goes with the fresh folder
+                    (folder / name).rename(fresh / f"{name}.old")  # removed with the fresh folder
                 (fresh / name).rename(folder / name)
 
 
 def digest(archive: Path, limit: int) -> str:
     """Return the SHA-256 of the names and contents of a ``.tar.gz``, as ``staging.pack`` does.
-    ArchiveError: it is broken, holds more than ``limit`` bytes, or anything but files.
+
+    Raise ArchiveError if it is broken, has more than ``limit`` bytes, or contains non-files.
     """
     found = hashlib.sha256()
     with _opened(archive, limit) as tar:

@@ -1,7 +1,7 @@
-"""What the action plugin ``gang_call`` does: one function a call, each for the gang as a whole.
+"""Actions of the plugin ``gang_call``: one function per call, each for all hosts of the job.
 
-Each takes the play around it and the arguments of its task in roles/train_job/tasks, and returns
-the task's result. They run once, on the control node.
+Each function takes the surrounding play and the arguments of its task in roles/train_job/tasks,
+and returns the task's result. It runs once, on the control node.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Result = dict[str, object]
 
 
 def choose_hosts(play: connections.Play, args: Args) -> Result:
-    """Choose the hosts of an attempt, by what ``check_host`` registered; warn of others."""
+    """Choose the hosts of an attempt from the results of ``check_host``, and warn about others."""
     groups = {kind: list(hosts) for kind, hosts in args["groups"].items()}
     first, earlier = int(args["attempt"]) == 1, []
     if not first:
@@ -44,11 +44,11 @@ def choose_hosts(play: connections.Play, args: Args) -> Result:
     missing, machines, unreachable = _machines(play, groups, first)
     if unreachable and len(unreachable) == len({host for part in groups.values() for host in part}):
         raise NothingAnsweredError("no host answered, and nothing was started")
-    # Why a host is unreachable is shown with its own failed task.
+    # The host's own failed task shows why it is unreachable.
     brief = {**missing, **dict.fromkeys(unreachable, "unreachable")}
     chosen = placement.choose(groups, brief, least=int(args["min_workers"]), earlier=earlier)
     chosen["left_out"] = {host: missing[host] for host in chosen["left_out"]}
-    reached = {}  # as playbooks/machines.yml distinguishes machines
+    reached = {}  # machines are distinguished as in playbooks/machines.yml
     for host in machines:
         plugin, address, port, _ = play.connection(host)
         reached[host] = "local" if plugin == "local" else f"{address} port {port or 22}"
@@ -60,7 +60,7 @@ def choose_hosts(play: connections.Play, args: Args) -> Result:
 def _known_manifest(
     play: connections.Play, groups: Mapping[str, Sequence[str]], args: Args
 ) -> Manifest:
-    """Return the manifest of the attempt before, which is kept here in the names of this play."""
+    """Return the manifest of the previous attempt, stored with the host names of this play."""
     runs_dir = Path(args["runs_dir"]).expanduser()
     manifest = ranks.read_manifest(args["job"], runs_dir)
     names = [host for members in groups.values() for host in members]
@@ -73,7 +73,7 @@ def _known_manifest(
 
 
 def _left_out(reasons: Mapping[str, str]) -> list[str]:
-    """Return a warning for each reason why hosts are left out."""
+    """Return a warning for each reason to leave hosts out."""
     return [
         f"{login_failures.names_of(names)} {'is' if len(names) == 1 else 'are'} left out: {why}"
         for why, names in placement.by_reason(reasons).items()
@@ -83,8 +83,9 @@ def _left_out(reasons: Mapping[str, str]) -> list[str]:
 def _machines(
     play: connections.Play, groups: Mapping[str, Sequence[str]], first: bool
 ) -> tuple[dict[str, str], dict[str, str], list[str]]:
-    """Return the hosts that cannot take part, and why; the machines of the others; and those that
-    are unreachable. In the first attempt, hosts that answer and lack something are an error.
+    """Return excluded hosts with reasons, the machines of the others, and the unreachable hosts.
+
+    In the first attempt, a reachable host that is unsuitable raises PlanError.
     """
     missing, lacking, machines = {}, {}, {}
     for host in (host for members in groups.values() for host in members):
@@ -113,7 +114,7 @@ def _machines(
 
 
 def wait(play: connections.Play, args: Args) -> Result:
-    """Wait for the gang's ports and GPUs, and take them; nothing of the job need be there yet."""
+    """Wait for the job's ports and GPUs and lease them. No host needs files of the job yet."""
     manifest: Manifest = args["manifest"]
     run_dir = Path(args["run_dir"])
     tasks = {rank["host"]: rank["task"] for rank in manifest["ranks"]}
@@ -142,7 +143,7 @@ def wait(play: connections.Play, args: Args) -> Result:
 
 
 def require_staged(play: connections.Play, args: Args) -> Result:
-    """Require that every rank of an attempt is staged: all of them start, or none."""
+    """Require that every rank of an attempt is staged, because all of them must start together."""
     lost: dict[str, login_failures.LoginFailure] = {}
     lacking: dict[str, str] = {}
     flags: Result = {}
@@ -165,14 +166,15 @@ def require_staged(play: connections.Play, args: Args) -> Result:
 
 
 def neighbours(play: connections.Play, args: Args) -> Result:
-    """Return the hosts ``beside`` each host: they share its machine, and the ranks that a job has
-    there under names of another inventory.
+    """Return ``beside``: for each host, all names of its machine in this play.
+
+    The ranks that a job has there under names of another inventory belong to them.
     """
     return {"beside": play.neighbours()}
 
 
 def _listed(play: connections.Play, args: Args) -> tuple[list[Job], list[str], list[str]]:
-    """Return all jobs, as the hosts registered them, the hosts without an answer, and warnings."""
+    """Return all jobs in the hosts' results, the hosts without an answer, and warnings."""
     names = [str(host) for members in args["groups"].values() for host in members]
     found, warnings = {}, []
     for name in names:
@@ -187,14 +189,14 @@ def _listed(play: connections.Play, args: Args) -> tuple[list[Job], list[str], l
 
 
 def jobs(play: connections.Play, args: Args) -> Result:
-    """Return all ``jobs``, and a line for each."""
+    """Return all ``jobs`` and a line about each."""
     found, _, warnings = _listed(play, args)
     lines = [listing.line_of(job) for job in found]
     return {"jobs": found, "lines": lines, "warnings": warnings}
 
 
 def old_jobs(play: connections.Play, args: Args) -> Result:
-    """Return which jobs to ``remove``, by host, and why others are ``kept``."""
+    """Return the jobs to ``remove`` by host, and why others are ``kept``."""
     found, unreachable, warnings = _listed(play, args)
     age, keep = args.get("older_than"), args.get("keep")
     old, kept = listing.choose_old(
@@ -208,7 +210,7 @@ def old_jobs(play: connections.Play, args: Args) -> Result:
 
 
 def job_ranks(play: connections.Play, args: Args) -> Result:
-    """Return the ranks of one job, if it is of a later attempt than ``after``."""
+    """Return the ranks of a job if its attempt is later than ``after``."""
     found, _, warnings = _listed(play, args)
     if not found:
         raise PlanError(
@@ -225,15 +227,15 @@ def job_ranks(play: connections.Play, args: Args) -> Result:
 
 
 def _attach_again(args: Args) -> str:
-    """Return how to follow a job again whose watch has ended."""
+    """Explain how to follow the job again after the watch has ended."""
     job = str(args.get("job") or Path(str(args.get("run_dir", ""))).name)
     try:
         return f"attach again with `{suggestions.command('attach', job=job)}`"
-    except ValueError:  # its logs go elsewhere, into a folder that is not named after a job
+    except ValueError:  # its logs are in a folder that is not named after a job
         return "attach to it again"
 
 
-#: What is done once for the gang; what goes wrong is the task's message.
+#: Calls that run once for all hosts. An error becomes the task's message.
 CALLS: dict[str, Callable[[connections.Play, Args], Result]] = {
     "addresses": examine.addresses,
     "await_restart": restarting.await_restart,
@@ -257,9 +259,9 @@ CALLS: dict[str, Callable[[connections.Play, Args], Result]] = {
     "tensorboard": tensorboard.choose,
     "wait": wait,
 }
-#: Whatever breaks in these ends the watch, and not the job.
+#: An error in these ends the watch, but not the job.
 OBSERVERS = ("await_restart", "fetch_logs", "follow", "judge_refusal", "report")
-#: In these, the hosts of a play need not go through the tasks together.
+#: For these, the hosts of a play need not run the tasks together.
 _FOR_EACH_HOST = ("neighbours",)
 
 

@@ -1,4 +1,4 @@
-"""What an action plugin takes from the play around it: hosts' variables and connections, output."""
+"""Gives action plugins access to the surrounding play: host variables, connections, output."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ from train.gang.plan.ranks import PlanError
 from train.gang.watch.polling import UnreachableError
 from train.host import processes
 
-#: Under these every host has ended a task before the next one begins.
+#: Strategies in which every host ends a task before the next one starts.
 _STRATEGIES = ("linear", "debug")
 
-#: The arguments of a task and variables of a host, of which Ansible knows no types.
+#: The arguments of a task and variables of a host. Ansible has no types for them.
 Args = Mapping[str, Any]
-#: What a task or a host returned, likewise.
+#: Results of a task or a host, which have no types either.
 Returned = dict[str, Any]
 
-#: Bytes of a file that come at once.
+#: Size in bytes of the pieces in which a file is fetched.
 _PIECE = 4 << 20
-#: The limit of an archive's own size over that of its files: small files hardly get smaller.
+#: Maximum size of an archive relative to its files: small files hardly compress.
 _OVERHEAD = 1.1
-#: What other files may have while one is fetched, such as logs: 64 MiB.
+#: Limit in bytes for other files, such as logs, during a fetch: 64 MiB.
 _SMALL = 64 << 20
-#: How the path of the file ends in which ansible-runner hands variables on.
+#: The end of the path of the file in which ansible-runner passes variables.
 EXTRA_VARIABLES = "/env/extravars"
-#: The module under which Ansible loads the connection plugin ``ssh``, whichever that is.
+#: The module name under which Ansible loads any connection plugin called ``ssh``.
 _SSH = "ansible.plugins.connection.ssh"
-#: What ``fetch`` may raise.
+#: Errors that ``fetch`` may raise.
 FETCH_ERRORS = (UnreachableError, AnsibleError, OSError, ValueError)
 _AS_TEXT = """ | base64 | tr -d '\\n' | { printf '{"data": "'; cat; printf '"}'; }"""
 _AS_NUMBER = """ | { printf '{"size": '; cat; printf '}'; }"""
@@ -71,8 +71,9 @@ calls.main(json.loads({request!r}))
 
 
 class _Output:
-    """A standard stream of Ansible's that discards what nobody reads, as after ``| head``: Ansible
-    would break off, and leave a job without its watch.
+    """A standard stream of Ansible that discards output once its reader is gone (``| head``).
+
+    Otherwise Ansible would abort and leave the job without its watch.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -82,11 +83,11 @@ class _Output:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write a text, or discard it."""
+        """Write a text or discard it."""
         return int(self._or_discard(self._stream.write, text) or 0)
 
     def flush(self) -> None:
-        """Write what was kept back, or discard it."""
+        """Write buffered text or discard it."""
         self._or_discard(self._stream.flush)
 
     def _or_discard(self, do: Callable[..., Any], *arguments: str) -> Any:
@@ -94,16 +95,16 @@ class _Output:
             return do(*arguments)
         except BrokenPipeError:
             nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._stream.fileno())  # for what is kept back, too
+            os.dup2(nowhere, self._stream.fileno())  # for buffered text as well
             os.close(nowhere)
             return None
 
 
 def share_logins() -> None:
-    """Have Ansible take the role's connection plugin ``ssh``, whatever its configuration names.
+    """Make Ansible use the role's connection plugin ``ssh``, whatever its configuration names.
 
-    A role's plugins are found, but ansible-playbook has loaded its own ``ssh`` before it reads
-    roles, and would take that module for this plugin, too.
+    Ansible finds a role's plugins, but ansible-playbook has loaded its own ``ssh`` before it reads
+    roles, and would use that module for this plugin as well.
     """
     folder = REPOSITORY / "roles/train_job/connection_plugins"
     connection_loader.add_directory(str(folder))
@@ -113,14 +114,14 @@ def share_logins() -> None:
 
 
 def preload() -> None:
-    """Have what every worker of Ansible would otherwise load or make for each task of each host."""
-    filter_loader.get("default")  # the first one loads all of them
+    """Load everything that each worker would otherwise load for each task of each host."""
+    filter_loader.get("default")  # the first call loads all of them
     test_loader.get("match")
     launcher.archive()
 
 
-# Ansible's main process imports this before the first task of the role; its workers are forks.
-# Each further attempt is included by the one before it, which Ansible follows back recursively.
+# Ansible's main process imports this before the role's first task, and its workers are forks.
+# Each attempt includes the next one, and Ansible follows these includes back recursively.
 sys.setrecursionlimit(5_000)
 share_logins()
 preload()
@@ -128,10 +129,10 @@ sys.stdout, sys.stderr = _Output(sys.stdout), _Output(sys.stderr)
 
 
 def say(line: str) -> None:
-    """Show a line, unless nobody reads what Ansible prints, or a program does.
+    """Show a line, unless Ansible's output has no reader or is parsed by a program.
 
-    Ansible's main process prints its workers' output in the thread that takes their results, and
-    a closed pipe ends that thread: the playbook would wait without end.
+    Ansible's main process prints its workers' output in the thread that collects their results. A
+    closed pipe would end that thread, and the playbook would wait forever.
     """
     callback = str(constants.DEFAULT_STDOUT_CALLBACK).rpartition(".")[2]
     if "json" in callback or callback == "null":
@@ -142,25 +143,26 @@ def say(line: str) -> None:
             pipe = os.open(output, os.O_WRONLY | os.O_NONBLOCK)
             poll = select.poll()
             poll.register(pipe, 0)
-            closed = bool(poll.poll(0))  # the one event without being asked for: nobody reads
+            closed = bool(poll.poll(0))  # reported without a request: the pipe has no reader
             os.close(pipe)
             if closed:
                 return
-    except OSError:  # it has no output
+    except OSError:  # Ansible has no output
         return
     Display().display(line)
 
 
 def _unreachable(error: AnsibleConnectionFailure) -> UnreachableError:
-    """Return the failure of a connection in one sentence, without the words of ssh."""
+    """Return a connection failure as one sentence, without the messages of ssh."""
     return UnreachableError(login_failures.classify(str(error)).sentence)
 
 
 def run(action: Any, command: str, program: bytes | None = None) -> Returned:
-    """Run a shell command over the action's connection, as the user that tasks become, and return
-    the JSON that it prints; ``program`` is for its standard input. A login may print text of its
-    own before and after it. UnreachableError: the connection failed. OSError: the command did, or
-    it printed something else.
+    """Run a shell command over the action's connection and return the JSON that it prints.
+
+    It runs as the user that tasks become, with ``program`` as standard input. A login may print
+    other text before and after the JSON. Raise UnreachableError if the connection failed, OSError
+    if the command failed or printed anything else.
     """
     mark = f"answer-{secrets.token_hex(8)}"
     become = action._connection.become is not None
@@ -168,7 +170,7 @@ def run(action: Any, command: str, program: bytes | None = None) -> Returned:
         done = action._low_level_execute_command(
             f"echo {mark}; {command}",
             sudoable=become,
-            # With something to read, there is no terminal to mix output and errors.
+            # With an input there is no terminal, which would mix output and errors.
             in_data=program or (b"\n" if become else None),
         )
     except AnsibleConnectionFailure as error:
@@ -185,9 +187,10 @@ def run(action: Any, command: str, program: bytes | None = None) -> Returned:
 
 
 def run_module(action: Any, task_vars: Args | None, **more: Any) -> Returned:
-    """Run the task's module on its host and return its result, as far as it is harmless.
-    ``ansible_facts`` would become variables of the host, among them commands that run here. The
-    arguments of a job's script keep all of their characters.
+    """Run the task's module on its host and return the harmless part of its result.
+
+    ``ansible_facts`` is dropped: it would set variables of the host, such as commands to run here.
+    The arguments of a job's script keep all of their characters.
     """
     done = action._execute_module(module_args={**action._task.args, **more}, task_vars=task_vars)
     dropped = ("ansible_facts", "exception")
@@ -200,9 +203,10 @@ def run_module(action: Any, task_vars: Args | None, **more: Any) -> Returned:
 
 
 def fetch(action: Any, source: str, destination: Path, limit: int) -> None:
-    """Copy an archive of the action's host, whose files have ``limit`` bytes at most, to this
-    machine. Ansible's own ways fail where a login prints text, and with ``become`` they hold the
-    whole file in memory: then it comes in pieces. It raises FETCH_ERRORS.
+    """Copy an archive from the action's host; its files have at most ``limit`` bytes in total.
+
+    Ansible's own methods fail if the login prints text. With ``become`` they load the whole file
+    into memory, so it is copied in pieces. Raise any of FETCH_ERRORS.
     """
     answer = run(action, f"wc -c < {shlex.quote(source)}{_AS_NUMBER}")
     size = reports.integer()(answer.get("size"))
@@ -224,7 +228,7 @@ def fetch(action: Any, source: str, destination: Path, limit: int) -> None:
 
 @contextlib.contextmanager
 def _no_file_above(size: int) -> Iterator[None]:
-    """Have this process, and what it starts, write no file above a size: a host may send more."""
+    """Limit the size of files that this process and its children write: hosts may send more."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (max(size, _SMALL), before[1]))
     try:
@@ -234,21 +238,22 @@ def _no_file_above(size: int) -> Iterator[None]:
 
 
 def end_with_ansible() -> None:
-    """Have this process, a worker of ansible-playbook, end when ansible-playbook ends. A worker has
-    its own session, so nothing else ends it when ansible-playbook is killed.
+    """Make this worker of ansible-playbook end when ansible-playbook ends.
+
+    A worker has its own session, so nothing else ends it when ansible-playbook is killed.
     """
     ansible = multiprocessing.parent_process()
     if ansible is None:
-        return  # it is ansible-playbook itself
+        return  # this process is ansible-playbook itself
     processes.request_signal_at_parent_end(signal.SIGTERM)
     if os.getppid() != ansible.pid:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
 class _Executor(TaskExecutor):  # type: ignore[misc]
-    """Ansible's own way to the connection of a task."""
+    """Ansible's own code for connecting a task."""
 
-    _task: Any = None  # core 2.21 knows it only while the task itself is run
+    _task: Any = None  # core 2.21 sets it only while the task itself runs
 
     def __init__(self, action: Any, play_context: Any) -> None:
         self._task = action._task
@@ -257,7 +262,7 @@ class _Executor(TaskExecutor):  # type: ignore[misc]
         self._connection = None
 
     def connect(self, variables: Args, templar: Any) -> Any:
-        """Return the connection that the task would have with these variables of a host."""
+        """Return the connection that the task would have with these host variables."""
         name = self._task.connection
         if variables.get("ansible_connection") is not None:
             name = templar.template(variables["ansible_connection"])
@@ -266,16 +271,16 @@ class _Executor(TaskExecutor):  # type: ignore[misc]
         return self._connection
 
 
-#: The key under which the values of a variable at all levels are, the lowest first. They are in a
-#: dictionary because Ansible puts tags on values, which no type of our own can have.
+#: The key for the values of a variable at all levels, lowest first. They are in a dictionary
+#: because Ansible tags values, which no custom type supports.
 _LEVELS = "__train_job_levels"
 
 
 @contextlib.contextmanager
 def _keeping_levels(name: str) -> Iterator[None]:
-    """Have Ansible keep all levels where one level's value of a variable would replace the others.
+    """Make Ansible keep the values of a variable at all levels instead of only the highest.
 
-    It combines variables in one function, which takes a behaviour from its configuration.
+    Ansible combines variables in one function, whose behavior depends on its configuration.
     """
 
     def combine(low: Args, high: Args, *_: Any, **__: Any) -> Args:
@@ -298,7 +303,7 @@ def _levels_of(value: Any) -> list[Any]:
 
 @functools.cache
 def _scalars(path: str) -> dict[tuple[int, int], str]:
-    """Return what is written in a YAML file, by line and column; empty if it cannot be read."""
+    """Return the scalars of a YAML file by line and column, or nothing if it cannot be read."""
     found: dict[tuple[int, int], str] = {}
     with contextlib.suppress(OSError, UnicodeError, yaml.YAMLError):
         for document in yaml.compose_all(Path(path).read_text(encoding="utf-8"), yaml.SafeLoader):
@@ -316,7 +321,7 @@ def _scalars(path: str) -> dict[tuple[int, int], str]:
 
 
 def written(value: Any) -> str | None:
-    """Return how a number or date was written in its YAML file, None if that is not known."""
+    """Return a number or date as it was written in its YAML file, or None if unknown."""
     origin = Origin.get_tag(value)
     if origin is None or not (origin.path and origin.line_num and origin.col_num):
         return None
@@ -328,12 +333,13 @@ def written(value: Any) -> str | None:
 
 
 class Play:
-    """The play around an action that runs once: its hosts as the action's own task would have them.
-    ``hostvars`` lacks what the play, a role or an include gives: parameters, ``vars``, defaults.
+    """The play around an action that runs once, with its hosts as the action's task sees them.
+
+    ``hostvars`` lacks values from the play, a role or an include: parameters, ``vars``, defaults.
     """
 
     def __init__(self, action: Any, task_vars: Args) -> None:
-        #: All inventory hosts of the play, also those that failed; the one that the task runs for.
+        #: All inventory hosts of the play, including failed ones; the host the task runs for.
         self.hosts: list[str] = list(task_vars["ansible_play_hosts_all"])
         self.host = str(task_vars["inventory_hostname"])
         self.limited = bool(task_vars.get("ansible_limit"))
@@ -342,11 +348,11 @@ class Play:
         self._at_once = len(task_vars["ansible_play_batch"])
         self._hostvars = task_vars["hostvars"]
         self._actions: dict[tuple[str, str], Any] = {}
-        # Variables are templated and plugins loaded: neither does Ansible do safely in two threads.
+        # Templating variables and loading plugins are not safe in two threads of Ansible.
         self._connecting = threading.Lock()
 
     def check(self) -> None:
-        """Refuse (PlanError) a play in which the hosts do not go through the tasks together."""
+        """Raise PlanError if the hosts of this play do not run the tasks together."""
         play = self._action._task.get_play()
         strategy = str(play.strategy).rpartition(".")[2]
         if strategy not in _STRATEGIES:
@@ -361,20 +367,21 @@ class Play:
             )
 
     def registered(self, host: str, name: str) -> Returned:
-        """Return what a task registered for a host; empty where it did not run there."""
+        """Return the result that a task registered for a host, empty if it did not run there."""
         found: Returned = self._hostvars[host].get(name) or {}
         return found
 
     def connection(self, host: str) -> tuple[str, str, str, str]:
-        """Return plugin, address, port and user for a host; all but the address may be empty."""
+        """Return plugin, address, port and user for a host. Only the address is never empty."""
         variables = self._hostvars[host]
         names = ("ansible_connection", "ansible_host", "ansible_port", "ansible_user")
         plugin, address, port, user = (str(variables.get(name) or "") for name in names)
         return plugin, address or (host if plugin != "local" else ""), port, user
 
     def neighbours(self) -> dict[str, list[str]]:
-        """Return for each host those that are reached in the same way, itself included; as
-        playbooks/machines.yml distinguishes machines.
+        """Return for each host all hosts that are reached in the same way, including itself.
+
+        Machines are distinguished as in playbooks/machines.yml.
         """
         ways: dict[tuple[str, ...], list[str]] = {}
         for host in self.hosts:
@@ -384,7 +391,7 @@ class Play:
         return {host: together for together in ways.values() for host in together}
 
     def variables(self, host: str) -> Args:
-        """Return all variables of a host, as they were written: templates are not filled in."""
+        """Return all variables of a host, with their templates not yet rendered."""
         found: Args = self._hostvars._variable_manager.get_vars(
             play=self._action._task.get_play(),
             host=self._hostvars._inventory.get_host(host),
@@ -393,13 +400,13 @@ class Play:
         return found
 
     def values(self, host: str, *names: str) -> Args:
-        """Return those variables of a host that it has, of ``names``."""
+        """Return the variables of a host that are set, out of ``names``."""
         variables = self.variables(host)
         template = self._templating(host, variables)
         return {name: template(name, variables[name]) for name in names if name in variables}
 
     def _templating(self, host: str, variables: Args) -> Callable[[str, Any], Any]:
-        """Return what fills in the templates of a host's variable."""
+        """Return a function that renders the templates of a host's variable."""
         templar = Templar(loader=self._action._loader, variables=variables)
 
         def template(name: str, value: Any) -> Any:
@@ -413,7 +420,7 @@ class Play:
         return template
 
     def environment(self, host: str) -> dict[str, str]:
-        """Return the script's environment on a host. PlanError: a part of it is not text."""
+        """Return the script's environment on a host. Raise PlanError if a value is not text."""
         found, problems = self._environment(host)
         job_variables.refuse(
             [f"{job_variables.ENVIRONMENT} of {host} {problem}" for problem in problems]
@@ -425,7 +432,7 @@ class Play:
         return script_environment.merge(levels, self._sources(self._templating(host, variables)))
 
     def given(self, host: str, names: Sequence[str]) -> job_variables.Given:
-        """Return all that a host's variables give to a job, for those of ``names`` as values."""
+        """Return the settings that a host's variables give to a job, with values for ``names``."""
         variables, levels = self._with_levels(host, job_variables.ENVIRONMENT)
         template = self._templating(host, variables)
         values: Returned = {}
@@ -446,11 +453,11 @@ class Play:
         )
 
     def _with_levels(self, host: str, name: str) -> tuple[Args, list[Any]]:
-        """Return all variables of a host, and the values of one at all of its levels."""
+        """Return all variables of a host, and the values of variable ``name`` at all levels."""
         with self._connecting, _keeping_levels(name):
             variables = dict(self.variables(host))
             levels = _levels_of(variables.get(name))
-            # Ansible has combined those of several -e options before this.
+            # Ansible has already combined the values of several -e options.
             extra = copy.copy(self._manager.extra_vars)
             if name in extra:
                 cached = ansible_vars.load_extra_vars.extra_vars
@@ -459,7 +466,7 @@ class Play:
                     again = ansible_vars.load_extra_vars(self._action._loader)
                     levels = [*levels[:-1], *_levels_of(again[name])]
                 except (AnsibleError, KeyError, OSError):
-                    pass  # a file of them is no longer there
+                    pass  # a file given with -e no longer exists
                 finally:
                     ansible_vars.load_extra_vars.extra_vars = cached
         variables[name] = levels[-1]
@@ -475,11 +482,11 @@ class Play:
         )
 
     def _place(self, name: str, value: Any) -> str:
-        """Return where a variable is set; empty if that is not known."""
+        """Return where a variable is set, or an empty text if unknown."""
         return "-e" if name in self._manager.extra_vars else self._where(value)
 
     def _where(self, value: Any) -> str:
-        """Return the file and line of a value, shown as -e if it comes from a command line."""
+        """Return the file and line of a value, or -e if it comes from a command line."""
         origin = Origin.get_tag(value)
         if origin is None:
             return ""
@@ -492,8 +499,9 @@ class Play:
         return f"{origin.path}:{origin.line_num}" if origin.line_num else origin.path
 
     def notification(self, hosts: Sequence[str]) -> tuple[list[Args], str, str]:
-        """Return the scripts' environments, and the command and webhook that get messages. They may
-        be secrets, and what is an argument of a task can be printed.
+        """Return the scripts' environments, and the command and webhook for notifications.
+
+        They may be secrets, so they are not arguments of a task, which could be printed.
         """
         environments: list[Args] = [self._environment(host)[0] for host in hosts]
         places = ("train_job_notify_command", "train_job_notify_webhook")
@@ -502,26 +510,29 @@ class Play:
         return environments, command, webhook
 
     def is_here(self, host: str, purpose: str) -> bool:
-        """Return whether a command for a host would run on this machine as this user."""
+        """Return whether a host's commands would run on this machine as this user."""
         connection = self._action_of(host, purpose)._connection
         return connection.transport == "local" and connection.become is None
 
     def run(self, host: str, purpose: str, words: Sequence[str], folder: str) -> Returned:
-        """Run a command in a host's ``folder`` and return the JSON that it prints; see the function
-        ``run``. Each purpose has a connection of its own, which takes one command at once.
+        """Run a command in a host's ``folder`` and return the JSON that it prints.
+
+        See the function ``run``. Each purpose has a separate connection, for one command at a time.
         """
         home, rest = ("~/", folder[2:]) if folder.startswith("~/") else ("", folder)
         command = f"cd {home}{shlex.quote(rest)} && {shlex.join(words)}"
         return run(self._action_of(host, purpose), command)
 
     def login(self, host: str, purpose: str, command: str) -> tuple[str, str]:
-        """Run a command that prints a line; return what the login printed before it or as an error,
-        and that line. OSError or UnreachableError if it fails.
+        """Run a command that prints a line. Return other output of the login, and that line.
+
+        The other output is text before the line and errors. Raise OSError or UnreachableError if
+        the command fails.
         """
         mark = f"mark-{secrets.token_hex(8)}"
         marked = f"echo {mark} $({command}) {mark}"
         try:
-            # With something to read there is no terminal, about whose end ssh would print a line.
+            # With an input there is no terminal, and ssh prints nothing about the end of one.
             action = self._action_of(host, purpose)
             done = action._low_level_execute_command(marked, sudoable=False, in_data=b"\n")
         except AnsibleConnectionFailure as error:
@@ -534,20 +545,20 @@ class Play:
         return str(noise), seen.strip()
 
     def call(self, host: str, purpose: str, python: str, request: Args) -> Returned:
-        """Run one of train/host/calls.py on a host that has nothing of the job yet."""
+        """Run a call of train/host/calls.py on a host that does not have the job's files yet."""
         program = _PROGRAM.format(launcher=launcher.archive(), request=json.dumps(request)).encode()
         return run(self._action_of(host, purpose), f"{shlex.quote(python)} -S -E -", program)
 
     def fetch(self, host: str, source: str, destination: Path, limit: int) -> None:
-        """Copy an archive of a host to this machine; see the function ``fetch``."""
+        """Copy an archive from a host to this machine; see the function ``fetch``."""
         fetch(self._action_of(host, "fetch"), source, destination, limit)
 
     def connect(self, host: str, purpose: str) -> Any:
-        """Return Ansible's connection to a host that serves one purpose; nothing is sent yet."""
+        """Return Ansible's connection to a host for one purpose. Nothing is sent yet."""
         return self._action_of(host, purpose)._connection
 
     def _action_of(self, host: str, purpose: str) -> Any:
-        """Return an action with the connection to a host that serves one purpose."""
+        """Return an action with the connection to a host for one purpose."""
         with self._connecting:
             if (host, purpose) not in self._actions:
                 self._actions[host, purpose] = self._connect(host)
@@ -556,7 +567,7 @@ class Play:
     def _connect(self, host: str) -> Any:
         action, variables = self._action, self.variables(host)
         templar = Templar(loader=action._loader, variables=variables)
-        # The action's own has values of the host that the task runs for.
+        # The action's own context has values of the host that the task runs for.
         original = multiprocessing.current_process()._play_context  # type: ignore[attr-defined]
         context = original.set_task_and_variable_override(action._task, variables, templar)
         context.post_validate(templar=templar._engine)

@@ -1,4 +1,4 @@
-"""Packs train/host, the launcher's programs, for the hosts: they arrive with each call."""
+"""Packs the programs of train/host, which are sent to the hosts with each call."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from pathlib import Path
 
 from train.gang import REPOSITORY
 
-#: In the header of a compiled module: it is valid whatever its source (PEP 552).
+#: Header flag of a compiled module: valid without a check of its source (PEP 552).
 _UNCHECKED = (1).to_bytes(4, "little")
 
 
 @functools.cache
 def archive() -> str:
-    """Return train/host as a zip archive that Python imports ``train.host`` from, in base64.
+    """Return train/host as a base64 zip archive from which Python can import ``train.host``.
 
-    To compile a module takes a host longer than most calls, so compiled ones are in the archive,
-    too. Python of the same version as this one takes them, any other compiles the sources.
+    Compiling a module takes a host longer than most calls, so the archive includes compiled
+    modules. Python of the same version as this one uses them. Other versions compile the sources.
     """
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as programs:

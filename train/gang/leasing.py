@@ -1,9 +1,9 @@
-"""Waits until a job's ports and GPUs are free on all machines, and takes them all at once.
+"""Waits until a job's ports and GPUs are free on all machines, then leases them all at once.
 
-While a job waits it holds nothing: it stands in the queue of every machine (``host.leases``). Once
-no machine has anybody in its way, all are asked for at the same time; if one refuses, the others
-get back what they gave. So jobs that wait for one another's machines cannot block each other, and
-the order of the queues, that in which the jobs were made, decides.
+A waiting job holds nothing. It is queued on every machine (``host.leases``). Once no machine
+reports a blocker, all are asked at the same time. If one refuses, the others get their leases
+back. So jobs that wait for each other's machines cannot deadlock. Queues are ordered by the jobs'
+creation times.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from train.gang.records import Manifest
 from train.gang.watch.polling import UnreachableError
 from train.host import leases
 
-#: Seconds that a host waits before it answers who is in the way.
+#: Seconds that a host waits for blockers to leave before it reports them.
 LOOK_S = 8.0
 _PAUSE_S = 0.5
-#: Characters of what a host reports of one who is in the way.
+#: Maximum length of a blocker's description from a host, in characters.
 _LONGEST = 300
 
-#: What host.leases.answer takes.
+#: Parameters of host.leases.answer.
 Request = dict[str, Any]
 #: Sends a request to an inventory host and returns the answer. Raises UnreachableError, or OSError
-#: where the request failed.
+#: if the request failed.
 Ask = Callable[[str, Request], Mapping[str, object]]
 
 
 class LeasingError(Exception):
-    """The job cannot have what it wants; the message is for the user."""
+    """The job cannot get its leases. The message is for the user."""
 
 
 class StoppedError(Exception):
-    """The job was stopped while it waited; the message is how, in words after its name."""
+    """The job was stopped while it waited. The message is text to follow its name."""
 
 
 def requests_of(manifest: Manifest) -> dict[str, Request]:
-    """Return what each host of an attempt is asked, by inventory host."""
+    """Return the lease request for each inventory host of an attempt."""
     found: dict[str, Request] = {}
     for rank in manifest["ranks"]:
         host = manifest["hosts"][rank["host"]]
@@ -53,8 +53,9 @@ def requests_of(manifest: Manifest) -> dict[str, Request]:
 
 
 class Waiting:
-    """One job that waits for its ports and GPUs; it asks all hosts at once, a thread for each.
-    ``note`` gets an inventory host and who is in the way there, empty for nobody. A host may be
+    """A job that waits for its ports and GPUs. It asks all hosts in parallel.
+
+    ``note`` is called with an inventory host and its blockers (empty for none). A host may be
     unresponsive for ``unreachable_timeout`` seconds.
     """
 
@@ -73,9 +74,10 @@ class Waiting:
         self._shown: dict[str, str] = {}
 
     def take(self, limit: float) -> None:
-        """Take everything for this job, after waiting at most ``limit`` seconds for other jobs;
-        stage takes the leases over. LeasingError: it took too long, or a host is unreachable;
-        StoppedError: the job was stopped meanwhile. Nothing is taken then.
+        """Lease everything, after waiting at most ``limit`` seconds for other jobs.
+
+        ``stage`` then takes over the leases. Raise LeasingError if it took too long or a host is
+        unreachable, StoppedError if the job was stopped. Nothing is leased then.
         """
         deadline = time.monotonic() + limit
         do = "queue"
@@ -87,7 +89,7 @@ class Waiting:
                 if not any(ways.values()):
                     ways = self._all("take", leases.TAKEN_S)
                     if not any(ways.values()):
-                        return  # else the next request gives back what was taken
+                        return  # otherwise the next request returns the leases
                 if time.monotonic() > deadline:
                     named = "; ".join(f"{host}: {text}" for host, text in ways.items() if text)
                     waited = f"waited {limit:g} s for it (train_job_queue_timeout)"
@@ -98,8 +100,8 @@ class Waiting:
             raise
 
     def _all(self, do: str, seconds: float = 0.0) -> dict[str, str]:
-        """Return, and show, who is in the way at each host. LeasingError: one is unresponsive;
-        StoppedError: the job was stopped.
+        """Return and show the blockers at each host. Raise LeasingError if a host is unresponsive,
+        StoppedError if the job was stopped.
         """
         began, answers, ways = time.monotonic(), self._answers(do, seconds), {}
         known = [answer for answer in answers.values() if not isinstance(answer, Exception)]
@@ -122,7 +124,7 @@ class Waiting:
         return ways
 
     def _answers(self, do: str, seconds: float) -> dict[str, Mapping[str, object] | Exception]:
-        """Return what each host answers, or why it does not."""
+        """Return each host's answer, or the error that prevented it."""
 
         def one(host: str) -> Mapping[str, object] | Exception:
             try:
@@ -138,6 +140,6 @@ class Waiting:
 
 
 def _lines(texts: object) -> list[str]:
-    """Return what a host has written for people, without what could steer their terminal."""
+    """Return human-readable lines from a host, without characters that could control a terminal."""
     lines = [str(text)[:_LONGEST] for text in texts] if isinstance(texts, list) else []
     return ["".join(c if c.isprintable() else "?" for c in line) for line in lines]

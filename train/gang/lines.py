@@ -1,4 +1,4 @@
-"""A rank's state and progress as text, for whatever shows them. Standard library only."""
+"""Formats a rank's state and progress as text. Standard library only."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Progress = Mapping[str, Any]
 
 
 def number(value: object) -> str:
-    """Return a measured value with four digits; what is no number, as it is."""
+    """Return a number with four significant digits, and any other value as text."""
     return f"{value:.4g}" if isinstance(value, (int, float)) else str(value)
 
 
 def count(progress: Progress, name: str) -> str:
-    """Return ``3/10`` for ``name`` and its plural, as far as they are known."""
+    """Return ``3/10`` from the fields ``name`` and its plural, as far as they are known."""
     value, total = progress.get(name), progress.get(name + "s")
     if value is None:
         return ""
@@ -25,12 +25,12 @@ def count(progress: Progress, name: str) -> str:
 
 
 def counts(progress: Progress, *names: str) -> list[str]:
-    """Return ``step 3/10`` and the like for those that are known."""
+    """Return texts such as ``step 3/10`` for the names that have a value."""
     return [f"{name} {count(progress, name)}" for name in names if count(progress, name)]
 
 
 def loss(progress: Progress, approximate: bool = True) -> str:
-    """Return a record's loss, with ``~`` if it is approximate; nothing if there is none."""
+    """Return a record's loss, with ``~`` if it is approximate, or an empty text."""
     about = (progress.get("approximate") or {}).get("loss")
     if about is not None and approximate:
         return f"~{number(about)}"
@@ -46,7 +46,7 @@ def metrics(progress: Progress, approximate: bool = True) -> str:
 
 
 def rate(progress: Progress) -> str:
-    """Return the speed in examples, or else in steps, a second."""
+    """Return the speed in examples per second, or else in steps per second."""
     for key, unit in (("examples_per_s", "ex/s"), ("steps_per_s", "steps/s")):
         value = progress.get(key)
         if isinstance(value, (int, float)):
@@ -55,12 +55,12 @@ def rate(progress: Progress) -> str:
 
 
 def phase_of(phase: str, progress: Progress) -> str:
-    """Return what a rank is at: the script's own phase until the rank has ended."""
+    """Return a rank's current phase: the script's own phase until the rank has ended."""
     return phase if phase in records.FINAL_PHASES else str(progress.get("phase") or phase)
 
 
 def line(phase: str, reason: str | None, progress: Progress, last_line: str) -> str:
-    """Return the state of a rank in one line; its log's last line where it has no progress."""
+    """Return the state of a rank in one line, with the log's last line if it has no progress."""
     words = [phase_of(phase, progress)]
     if phase in records.FINAL_PHASES:
         words += [reason or "", metrics(progress, approximate=False)]

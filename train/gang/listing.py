@@ -1,4 +1,4 @@
-"""The jobs on the hosts of an inventory, put together from what each host knows of them."""
+"""Lists the jobs of an inventory, merged from the reports of its hosts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 
 
 def seconds_of(text: str) -> float:
-    """Return the seconds of an age such as ``14d``, in s, m, h, d or w; ValueError for others."""
+    """Return an age such as ``14d`` in seconds (s, m, h, d or w). Raise ValueError if invalid."""
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhdw])", text.strip())
     if found is None:
         raise ValueError(f"{text!r} is no age: give a number with s, m, h, d or w, such as 14d")
@@ -28,7 +28,7 @@ def seconds_of(text: str) -> float:
 
 
 def merge(listed: Mapping[str, Sequence[ListedJob]]) -> list[Job]:
-    """Return the jobs that any host knows of, the newest first; two hosts may be one machine."""
+    """Return all jobs that hosts reported, newest first. Two hosts may be the same machine."""
     parts: dict[str, list[tuple[str, ListedJob]]] = {}
     for host, jobs in listed.items():
         for job in jobs:
@@ -44,7 +44,7 @@ def _merge_one(name: str, parts: Sequence[tuple[str, ListedJob]]) -> Job:
         sizes[frozenset(rank["key"] for rank in part["ranks"])] = part["size"] or 0
         for rank in part["ranks"]:
             other = ranks.setdefault(rank["key"], {**rank, "seen_by": []})
-            if not _alive(other) and _alive(rank):  # of two machines, the one where it runs knows
+            if not _alive(other) and _alive(rank):  # trust the machine on which the rank runs
                 ranks[rank["key"]] = other = {**rank, "seen_by": other["seen_by"]}
             other["seen_by"].append(host)
     manifests = [part["manifest"] for _, part in parts if part["manifest"]]
@@ -90,11 +90,11 @@ def _alive(rank: ListedRank) -> bool:
 
 
 def state_of(ranks: Sequence[ListedRank]) -> str:
-    """Return a job's state by its training ranks' phases; ``mixed``: some run, some have ended."""
+    """Return a job's state from its training ranks' phases. ``mixed`` if only some have ended."""
     phases = set()
     for rank in ranks:
         phase = rank["phase"]
-        if phase == host_ranks.ABSENT:  # one that was never started will not be any more
+        if phase == host_ranks.ABSENT:  # never started, and after a while it never will
             phase = records.STARTING if rank["idle"] < host_jobs.RECENT else records.FAILED
         if not rank["non_training"]:
             phases.add(phase)
@@ -113,16 +113,17 @@ def choose_old(
     older_than: float | None = None,
     keep: int | None = None,
 ) -> tuple[list[Job], list[str]]:
-    """Return the jobs to remove, and why others that are as old are kept. PlanError: there is no
-    limit, or one is below 0.
+    """Return the jobs to remove, and why other jobs of that age are kept.
+
+    Raise PlanError if no limit is given or ``keep`` is negative.
 
     Args:
-        jobs: the newest first.
+        jobs: newest first.
         unreachable: inventory hosts that reported nothing.
-        names: all inventory hosts. One that reported nothing may be a host that the job had under
-            another name.
-        older_than: seconds since a job's end; None for any.
-        keep: how many of the newest stay; None for none.
+        names: all inventory hosts. A host that reported nothing may be one of the job's hosts under
+            a new name.
+        older_than: minimum seconds since a job's end, or None.
+        keep: number of newest jobs to keep, or None.
     """
     if older_than is None and keep is None:
         raise PlanError(
@@ -152,7 +153,7 @@ def choose_old(
 
 
 def public(job: Job) -> dict[str, object]:
-    """Return what programs get of a job; docs/formats.md describes every field."""
+    """Return the public fields of a job. docs/formats.md describes every field."""
     fields = ("task", "host", "attempt", "phase", "reason", "started_at", "ended_at")
     ranks = [{name: dict(rank)[name] for name in fields} for rank in job["ranks"]]
     internal = ("stale", "members", "restarts")
@@ -169,14 +170,14 @@ def line_of(job: Job) -> str:
 
 
 def span(seconds: float) -> str:
-    """Return a time span in the largest unit of which there are two, such as ``47h``."""
+    """Return a time span in the largest unit that fits at least twice, such as ``47h``."""
     fitting = [item for item in _UNITS.items() if seconds >= 2 * item[1]]
     unit, length = fitting[-1] if fitting else ("s", 1.0)
     return f"{int(seconds / length)}{unit}"
 
 
 def size(count: float) -> str:
-    """Return a number of bytes for people."""
+    """Return a number of bytes with a unit, such as ``1.5 GiB``."""
     units = ["B", "KiB", "MiB", "GiB", "TiB"]
     while count >= 1024 and len(units) > 1:
         count /= 1024
@@ -186,7 +187,7 @@ def size(count: float) -> str:
 
 
 def where(jobs: Iterable[Job]) -> dict[str, list[str]]:
-    """Return the ids of the jobs whose folders lie on each host; shared ones come once."""
+    """Return the ids of the jobs stored on each host. A shared folder is listed only once."""
     found: dict[str, dict[str, None]] = {}
     for job in jobs:
         for rank in [*job["ranks"], *job["stale"]]:

@@ -1,5 +1,5 @@
-"""Logs in to a host before a task does its work there, so that a login that fails or hangs is
-reported in time and in words.
+"""Logs in to a host before a task starts work there, so that a login that fails or hangs is
+reported quickly and clearly.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from train.gang.connections import Returned, say
 from train.gang.login_failures import LoginFailure
 from train.host import processes
 
-#: Seconds after which a host is named, and after which its login has failed. Ansible's own timeout
-#: for a connection must come first.
+#: Seconds until a slow host is named, and until its login has failed. The margin lets Ansible's own
+#: connection timeout expire first.
 _NAMED_S, _LIMIT_S, _MARGIN_S = 4.0, 9.5, 1.5
-#: Options of Ansible's connection, by the variables that set them.
+#: Options of Ansible's connection plugins, by variable.
 _OPTIONS = {
     "ansible_host": "host",
     "ansible_port": "port",
@@ -37,7 +37,7 @@ _OPTIONS = {
 
 
 def failure_of(action: Any, host: str) -> LoginFailure | None:
-    """Log in to the action's host and return why that failed; None if it works."""
+    """Log in to the action's host. Return the reason if that fails, None if it works."""
     connection = action._connection
     become = connection.become is not None
     if connection.transport == "local" and not become:
@@ -61,7 +61,7 @@ def failure_of(action: Any, host: str) -> LoginFailure | None:
 
 
 def explain(text: str, connection: Any) -> LoginFailure:
-    """Return what the text of a failed login means, also by the private key on this machine."""
+    """Classify the text of a failed login, and check the private key on this machine."""
     host_vars = variables_of(connection)
     found = login_failures.classify(text, host_vars)
     if found.kind in ("key-denied", "password-denied"):
@@ -72,7 +72,7 @@ def explain(text: str, connection: Any) -> LoginFailure:
 
 
 def variables_of(connection: Any) -> Returned:
-    """Return how a connection reaches its host, as variables of the host."""
+    """Return the connection settings of a host as Ansible variables."""
     found = {name: _option(connection, option) for name, option in _OPTIONS.items()}
     return {"ansible_connection": connection.transport, **found}
 
@@ -84,7 +84,7 @@ def _option(connection: Any, name: str) -> Any:
 
 
 def has_passphrase(key: Path) -> bool:
-    """Return whether a private key file is encrypted; False if that cannot be read."""
+    """Return whether a private key file is encrypted (False if it cannot be read)."""
     try:
         text = key.read_text("ascii")
     except (OSError, UnicodeError):
@@ -93,15 +93,15 @@ def has_passphrase(key: Path) -> bool:
         return "ENCRYPTED" in text
     body = "".join(line for line in text.splitlines() if not line.startswith("-"))
     with contextlib.suppress(ValueError):
-        # The name of the cipher follows the magic word and its length.
+        # The cipher's name follows the magic word and its own length.
         return base64.b64decode(body)[19:23] != b"none"
     return False
 
 
 @contextlib.contextmanager
 def _limited(limit: float, on_wait: Callable[[], None]) -> Iterator[threading.Event]:
-    """Call ``on_wait`` after a while; at the limit, end the processes that this one has started,
-    and set the event.
+    """Call ``on_wait`` after a while. After ``limit`` seconds, end this process's children and set
+    the event.
     """
     ended, expired = threading.Event(), threading.Event()
 

@@ -1,6 +1,6 @@
-"""Why a login failed, in words: one sentence and one remedy for each kind of failure.
+"""Explains failed logins: one sentence and one remedy for each kind of failure.
 
-``classify`` takes the text of OpenSSH, sudo or Ansible. It is a pure function, so that all
+``classify`` takes the output of OpenSSH, sudo or Ansible. It is a pure function, so that all
 commands, the doctor and setup describe a failure in the same way.
 """
 
@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 from train.gang import suggestions
 
-#: Names that a message lists before it counts the rest.
+#: Number of names to list in a message before counting the rest.
 _NAMED = 2
-#: What stands between a sentence and its remedy.
+#: Separates a sentence from its remedy.
 REMEDY = "\n  remedy: "
-#: The text that a failed task has before and between the words of ssh.
+#: Text that a failed task adds before and within the messages of ssh.
 _WRAPPERS = re.compile(
     r"(?:Task failed: |Action failed: |Failed to connect to the host via ssh: |"
     r"Data could not be sent to remote host \S+ Make sure this host can be reached over ssh: |"
@@ -27,7 +27,7 @@ _WRAPPERS = re.compile(
 
 
 class LoginFailure(NamedTuple):
-    """A failed login; ``remedy`` contains the command for this host."""
+    """A failed login. ``remedy`` contains the command for this host."""
 
     kind: str
     sentence: str
@@ -35,18 +35,18 @@ class LoginFailure(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The sentence and its remedy, a line each."""
+        """The sentence and its remedy on two lines."""
         return f"{self.sentence}{REMEDY}{self.remedy}"
 
 
 class _Kind(NamedTuple):
-    """What is printed of a kind of failure; the remedy's fields are those of ``_fields``."""
+    """The message about a kind of failure. ``_fields`` has the remedy's fields."""
 
     sentence: str
     remedy: str
 
 
-#: What is printed of each kind.
+#: The message for each kind.
 KINDS = {
     "changed-key": _Kind(
         "the host key differs from the known one: the host was installed again, or another machine "
@@ -161,7 +161,7 @@ KINDS = {
     ),
 }  # fmt: skip
 
-#: Texts that decide wherever they are: ssh prints others after them.
+#: Texts that decide anywhere in the output, because ssh prints other errors after them.
 _DECISIVE = (
     ("changed-key", r"REMOTE HOST IDENTIFICATION HAS CHANGED|REVOKED HOST KEY DETECTED"),
     ("key-permissions", r"UNPROTECTED PRIVATE KEY FILE|Bad owner or permissions on|"
@@ -181,7 +181,7 @@ _DECISIVE = (
     ("no-ssh", r"\bssh: (?:command )?not found|"
                r"No such file or directory: b?['\"](?:\S*/)?ssh['\"]"),
 )  # fmt: skip
-#: Texts of one line, of which the last one decides: a banner may stand before it.
+#: Texts of single lines. The last matching line decides, because a banner may come first.
 _LINES = (
     ("unknown-key", r"Host key verification failed|host key is known for|can't be established"),
     ("unknown-name", r"Could not resolve hostname|[Nn]ame or service not known|"
@@ -204,16 +204,16 @@ _LINES = (
                 r"banner exchange: Connection"),
     ("no-commands", r"Module result deserialization failed|No start of json char found"),
 )  # fmt: skip
-#: Errors behind a jump host decide, although ssh prints of its own connection later.
+#: An error behind a jump host decides, although ssh later prints errors of its own connection.
 _BEHIND = re.compile(r"open failed: (?:connect failed|administratively[^:\n]*): ([^\n]+)")
 
 
 def classify(text: str, host_vars: Mapping[str, Any] | None = None) -> LoginFailure:
-    """Return what a failed login's text means.
+    """Classify the text of a failed login.
 
     Args:
-        text: what ssh, sudo or Ansible printed.
-        host_vars: how the host is reached, for the commands of the remedy; see ``suggestions.ssh``.
+        text: output of ssh, sudo or Ansible.
+        host_vars: how the host is reached, for commands in the remedy; see ``suggestions.ssh``.
     """
     plain = _WRAPPERS.sub("", text.replace("\r", ""))
     kind = _kind_of(plain)
@@ -239,13 +239,13 @@ def _kind_of(text: str) -> str:
 
 
 def failure(kind: str, host_vars: Mapping[str, Any] | None = None) -> LoginFailure:
-    """Return the words for one kind of failure."""
+    """Return the message for one kind of failure."""
     sentence, remedy = KINDS[kind]
     return LoginFailure(kind, sentence, remedy.format(**_fields(host_vars or {})))
 
 
 def _fields(host_vars: Mapping[str, Any]) -> dict[str, str]:
-    """Return what remedies name of a host."""
+    """Return the values of a host for the fields in remedies."""
     address, port = host_vars.get("ansible_host"), host_vars.get("ansible_port")
     known = f"[{address}]:{port}" if str(port or 22) != "22" else str(address or "HOST")
     key = host_vars.get("ansible_ssh_private_key_file")
@@ -259,16 +259,14 @@ def _fields(host_vars: Mapping[str, Any]) -> dict[str, str]:
 
 
 def names_of(hosts: Sequence[str]) -> str:
-    """Return ``node-1, node-2 and 3 more``; all of them if they are few."""
+    """Return a text such as ``node-1, node-2 and 3 more``, or all names if they are few."""
     if len(hosts) > _NAMED + 1:
         return f"{', '.join(hosts[:_NAMED])} and {len(hosts) - _NAMED} more"
     return " and ".join(filter(None, [", ".join(hosts[:-1]), hosts[-1]]))
 
 
 def merged(failures: Mapping[str, LoginFailure]) -> list[str]:
-    """Return a text for each kind of failure, with the hosts that have it; the remedy is that of
-    the first one.
-    """
+    """Return a text for each kind of failure, with its hosts and the first host's remedy."""
     groups: dict[str, list[str]] = {}
     for host in sorted(failures, key=natural):
         groups.setdefault(failures[host].sentence, []).append(host)
@@ -286,7 +284,7 @@ def _line(hosts: Sequence[str], failed: LoginFailure) -> str:
 
 
 def of_result(result: Mapping[str, Any]) -> LoginFailure:
-    """Return the failure that a task's result describes in its message, or that this one means."""
+    """Return the failure that a task's result describes, or classify its message."""
     message = str(result.get("msg", ""))
     sentence, described, remedy = message.partition(REMEDY)
     if not described:
@@ -296,9 +294,9 @@ def of_result(result: Mapping[str, Any]) -> LoginFailure:
 
 
 def waiting(hosts: Iterable[str]) -> str:
-    """Return the line about logins that have not been answered yet."""
+    """Return the line that names hosts whose logins are still pending."""
     return f"{WAITING}{names_of(list(hosts))}"
 
 
-#: How that line begins.
+#: The beginning of that line.
 WAITING = "waiting for the login to "

@@ -1,8 +1,8 @@
-"""Logins over SSH that the commands for one machine share.
+"""SSH logins that the commands for one machine share.
 
-sshd limits how many logins are in progress at once (``MaxStartups``) and how many commands run over
-one login (``MaxSessions``). Several ranks of one machine would exceed both. Here the commands of
-all processes of this user take turns to log in, and each command holds a place in a login.
+sshd limits the logins in progress (``MaxStartups``) and the commands in one login
+(``MaxSessions``). Several ranks on one machine would exceed both. Here the commands of all of this
+user's processes log in one at a time, and each command holds a place in a login.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from pathlib import Path
 #: Commands that share a login. sshd's default limit is 10.
 SESSIONS = 8
 
-#: Seconds between two looks at a lock that another process holds.
+#: Seconds between two attempts to take a lock that another process holds.
 _LOCK_POLL = 0.02
-#: Bytes of a failure that other processes read.
+#: Maximum size of a failure note for other processes, in bytes.
 _NOTE_SIZE = 1 << 16
-#: Seconds between two tries of a login, from the shortest to the longest.
+#: Seconds between two attempts to log in, from the shortest to the longest.
 _PAUSES = (0.2, 2.0)
 
-#: How ssh reports that sshd, or the sshd of a jump host, closed the connection before the login.
+#: Messages from ssh that the host's or a jump host's sshd closed the connection before the login.
 _REFUSED = re.compile(
     r"\b(?:(?:kex|ssh)_exchange_identification: (?:(?:read|write): )?"
     r"|banner exchange: Connection (?:to|from) \S+(?: port \d+)?: )"
@@ -36,7 +36,7 @@ _REFUSED = re.compile(
     r"|\bExceeded MaxStartups\b",
     re.IGNORECASE,
 )
-#: Another reason for it, which lies with a jump host or with the program of a ProxyCommand.
+#: Other reasons for a closed connection, from a jump host or the program of a ProxyCommand.
 _OTHER_REASON = re.compile(
     r"open failed: |Permission denied \(|Too many authentication failures"
     r"|Host key verification failed|HOST IDENTIFICATION HAS CHANGED|Could not resolve hostname"
@@ -45,7 +45,7 @@ _OTHER_REASON = re.compile(
     re.IGNORECASE,
 )
 _DEBUG = re.compile(r"^debug\d: .*$", re.MULTILINE)
-#: What ssh prints of a login that cannot be shared, before it logs in once more.
+#: Messages from ssh about a login that cannot be shared, before it logs in separately.
 _NOTES = re.compile(
     rb"^(?:mux_client_request_session: .*|ControlSocket .* already exists, disabling multiplexing)"
     rb"\r?\n",
@@ -54,15 +54,16 @@ _NOTES = re.compile(
 
 
 def is_worth_another_try(errors: str) -> bool:
-    """Return whether ssh, which printed these errors, was refused because of too many logins at
-    once. In that case its command has not begun.
+    """Return whether these errors of ssh mean that too many logins were in progress.
+
+    In that case, its command has not started.
     """
     text = _DEBUG.sub("", errors)
     return bool(_REFUSED.search(text)) and not _OTHER_REASON.search(text)
 
 
 def without_notes(errors: bytes) -> bytes:
-    """Return the errors of a command that succeeded without what ssh prints of shared logins."""
+    """Return the errors of a command that succeeded, without ssh's messages on shared logins."""
     return _NOTES.sub(b"", errors)
 
 
@@ -71,8 +72,9 @@ def pauses(
     clock: Callable[[], float] = time.monotonic,
     draw: Callable[[float, float], float] = random.uniform,
 ) -> Iterator[float]:
-    """Return how many seconds to wait before each further try, until ``limit`` seconds from now.
-    They are random, so that those who were refused together do not come back together.
+    """Yield the seconds to wait before each further attempt, until ``limit`` seconds from now.
+
+    They are random, so that commands that were refused together do not retry together.
     """
     shortest, longest = _PAUSES
     end = clock() + limit
@@ -88,8 +90,8 @@ class Logins:
     """The logins of this user to one machine, numbered from 0.
 
     Args:
-        folder: for the lock files of all machines; it is made.
-        machine: names the machine and the way to it. Equal names share logins.
+        folder: for the lock files of all machines. It is created.
+        machine: identifies the machine and how it is reached. Equal names share logins.
     """
 
     def __init__(self, folder: Path, machine: str) -> None:
@@ -99,7 +101,7 @@ class Logins:
 
     @contextlib.contextmanager
     def session(self) -> Iterator[int]:
-        """Hold a place in a login, and return the number of that login."""
+        """Hold a place in a login and yield the number of that login."""
         for place in itertools.count():
             with _locked(self._path(f"session-{place}"), 0) as lock:
                 if lock is not None:
@@ -107,15 +109,14 @@ class Logins:
                     return
 
     def log_in(self, exists: Callable[[], bool], connect: Callable[[], str], limit: float) -> str:
-        """Log in unless the login exists by then; return why that failed, empty if it did not.
+        """Log in unless the login exists by then. Return an error message, empty if it worked.
 
-        One process at a time logs in to a machine. A failure is also that of all processes that
-        have waited for it: the others would only fail one after the other.
+        One process at a time logs in to a machine. Its failure applies to all processes that have
+        waited for it, because they would only fail one after the other.
 
         Args:
-            connect: returns why it failed.
-            limit: the longest time to wait for other processes, in seconds. After it, this
-                returns without a login.
+            connect: logs in and returns an error message.
+            limit: maximum seconds to wait for other processes. After that, return without a login.
         """
         waiting_since = time.monotonic()
         with _locked(self._path("login"), limit) as lock:
@@ -129,7 +130,7 @@ class Logins:
             return error
 
     def count(self) -> int:
-        """Return how many logins there have been at once, at most."""
+        """Return the maximum number of simultaneous logins so far."""
         places = [
             int(path.name.rpartition("-")[2])
             for path in self._folder.glob(f"{self._name}-session-*")
@@ -142,7 +143,7 @@ class Logins:
 
 @contextlib.contextmanager
 def _locked(path: Path, limit: float) -> Iterator[int | None]:
-    """Hold a lock and return its file, None if another process still holds it after ``limit``
+    """Hold a lock and yield its file, or None if another process still holds it after ``limit``
     seconds.
     """
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -165,7 +166,7 @@ def _take(lock: int, deadline: float) -> bool:
 
 
 def _failure_since(lock: int, begin: float) -> str:
-    """Return the failure that is noted in a lock file, empty if it is older than ``begin``."""
+    """Return the failure noted in a lock file, or an empty text if it is older than ``begin``."""
     with contextlib.suppress(ValueError):
         time_text, _, error = os.pread(lock, _NOTE_SIZE, 0).decode(errors="replace").partition(" ")
         if begin <= float(time_text) <= time.monotonic():  # it may be from before a reboot
@@ -174,7 +175,7 @@ def _failure_since(lock: int, begin: float) -> str:
 
 
 def _note_failure(lock: int, error: str) -> None:
-    """Note in a lock file that a login failed just now, or with an empty text that it did not."""
+    """Note the result of a login in a lock file: an error message, or an empty text."""
     note = f"{time.monotonic()} {error}" if error else ""
     os.ftruncate(lock, 0)
     os.pwrite(lock, note.encode(errors="replace")[:_NOTE_SIZE], 0)

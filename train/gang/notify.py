@@ -1,12 +1,12 @@
-"""Notifies people or programs of what happens to a job: a command on the control node, a webhook.
+"""Sends notifications about a job: runs a command on the control node and calls a webhook.
 
-Both are run by a process of their own, which ends within LIMIT seconds whatever they do: a
-notification never fails a job and never holds it up.
+A separate process does both and ends within LIMIT seconds in any case: a notification never fails
+or delays a job.
 
     python -m train.gang.notify < REQUEST
 
-is that process: it takes a JSON object of ``command``, ``webhook`` and ``payload``, prints what
-went wrong, and adds it to LOG_FILE in the job's folder.
+is that process. It reads a JSON object with ``command``, ``webhook`` and ``payload``, prints
+errors, and appends them to LOG_FILE in the job's folder.
 """
 
 from __future__ import annotations
@@ -33,26 +33,28 @@ from urllib.parse import unquote, urlsplit
 from train.gang import REPOSITORY, lines
 from train.host.masking import Mask
 
-#: What went wrong, in the job's folder on the control node.
+#: The file for errors, in the job's folder on the control node.
 LOG_FILE = "notify.log"
-#: Seconds for the command, and for each of the two tries of the webhook.
+#: Timeout in seconds of the command, and of each of the two attempts at the webhook.
 TIMEOUT = 10.0
-#: Bytes of a variable of the command: Linux refuses 128 KiB, and all together have a limit, too.
+#: Bytes of a variable for the command. Linux rejects 128 KiB, and also limits their total.
 LONGEST_VARIABLE = 32_768
-#: Seconds before the second try.
+#: Seconds before the second attempt.
 PAUSE = 1.0
-#: Seconds after which a notification is given up.
+#: Seconds after which a notification is abandoned.
 LIMIT = 2 * TIMEOUT + PAUSE + 1.0
 
-#: A message; docs/formats.md describes every field.
+#: A message. docs/formats.md describes every field.
 Payload = Mapping[str, Any]
-#: The variables of the gang's scripts, which the message must not repeat; a command; a URL.
+#: Environments of the job's scripts, whose values must not appear in it; a command; a URL.
 Recipients = tuple[Sequence[Mapping[str, object]], str, str]
 
 
 def send(recipients: Recipients, event: str, *, wait: bool, **about: Any) -> list[str]:
-    """Notify the recipients of ``event`` of a job, which ``payload_of`` takes. Return what went
-    wrong, as far as it was waited for, LIMIT seconds at most; all is in the job's LOG_FILE, too.
+    """Notify the recipients about ``event``; for ``about``, see ``payload_of``.
+
+    Return errors, which are also in the job's LOG_FILE. With ``wait``, wait for them for a limited
+    time. Otherwise return only an error in starting the process.
     """
     environments, command, webhook = recipients
     if not command and not webhook:
@@ -60,7 +62,7 @@ def send(recipients: Recipients, event: str, *, wait: bool, **about: Any) -> lis
     payload = payload_of(event, environments=environments, **about)
     request = {"command": command, "webhook": webhook, "payload": payload}
     try:
-        # Not on its command line and not in its environment, where others could read the URL.
+        # Not in the process's arguments or environment, where other users could read the URL.
         with _file_of(request) as stdin:
             child = subprocess.Popen(
                 [sys.executable, "-m", "train.gang.notify"],
@@ -69,7 +71,7 @@ def send(recipients: Recipients, event: str, *, wait: bool, **about: Any) -> lis
                 stdout=subprocess.PIPE if wait else subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 text=True,
-                start_new_session=True,  # a Ctrl-C is not for it
+                start_new_session=True,  # ignore Ctrl-C
             )
     except OSError as error:
         return [f"the notification of {event} could not be started: {error.strerror}"]
@@ -86,7 +88,7 @@ def send(recipients: Recipients, event: str, *, wait: bool, **about: Any) -> lis
 
 @contextlib.contextmanager
 def _file_of(value: object) -> Iterator[IO[bytes]]:
-    """Yield a file that holds a value as JSON, for the standard input of a process."""
+    """Yield a file that contains a value as JSON, for the standard input of a process."""
     with tempfile.TemporaryFile() as stream:
         stream.write(json.dumps(value, sort_keys=True).encode() + b"\n")
         stream.seek(0)
@@ -111,11 +113,11 @@ def payload_of(
     """Return the message about ``start``, ``restart``, ``failure`` or ``end``.
 
     Args:
-        state: of the job: ``starting``, ``completed``, ``failed`` or ``stopped``.
+        state: state of the job: ``starting``, ``completed``, ``failed`` or ``stopped``.
         doubts, notes: as in ``result.json``.
-        message: for people; it may hold lines of a log.
-        environments: of the scripts. Their values are taken out of what the script may have
-            printed: the message, the doubts and the metrics.
+        message: for people. It may contain lines of a log.
+        environments: of the scripts. Their values are removed from texts that the script may have
+            printed: the message, the doubts, the notes and the metrics.
     """
     mask = Mask(environments, every=True)
     message, metrics = _clean(message, mask), _clean(dict(metrics or {}), mask)
@@ -153,7 +155,7 @@ def payload_of(
 
 
 def _clean(value: Any, mask: Mask) -> Any:
-    """Return a value for JSON without secrets, NaN, and bytes that are not UTF-8."""
+    """Return a value for JSON without secrets, NaN, and invalid UTF-8."""
     if isinstance(value, str):
         return mask.text(value).encode("utf-8", "replace").decode().replace("\0", "")
     if isinstance(value, Mapping):
@@ -166,7 +168,7 @@ def _clean(value: Any, mask: Mask) -> Any:
 
 
 def _for_environment(value: object) -> str:
-    """Return the value of a variable, cut off if the kernel would refuse a longer one."""
+    """Return the value of a variable, cut off if the kernel would reject its length."""
     text = str(value)
     data = text.encode("utf-8", "replace")
     if len(data) <= LONGEST_VARIABLE:
@@ -175,10 +177,10 @@ def _for_environment(value: object) -> str:
 
 
 def run_command(command: str, payload: Payload) -> str:
-    """Run ``command`` with the payload as input and in its environment; return what went wrong."""
+    """Run ``command`` with the payload as input and in its environment. Return any error."""
     names = ("event", "job", "state", "message")
     variables = {f"TRAIN_{name.upper()}": _for_environment(payload[name]) for name in names}
-    # Files and no pipes: what the command leaves in the background may hold them open.
+    # Files, not pipes: background processes of the command may keep them open.
     with _file_of(payload) as stdin, tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             ["/bin/sh", "-c", command],
@@ -203,15 +205,16 @@ def run_command(command: str, payload: Payload) -> str:
 
 
 class _Stay(urllib.request.HTTPRedirectHandler):
-    """Follows no redirection: the message is for the host that was named."""
+    """Rejects redirects: the message is only for the configured host."""
 
     def redirect_request(self, *arguments: Any, **options: Any) -> None:
-        """Refuse; the answer counts as an error then."""
+        """Return nothing, so that the answer counts as an error."""
 
 
 def post(webhook: str, payload: Payload) -> str:
-    """Send the payload as JSON to ``webhook``, twice where the first try may have been bad luck.
-    Return what went wrong, naming nothing of the URL but its host.
+    """Send the payload as JSON to ``webhook``, with a second attempt after temporary errors.
+
+    Return any error. It contains no part of the URL except its host.
     """
     try:
         url = urlsplit(webhook)
@@ -222,7 +225,7 @@ def post(webhook: str, payload: Payload) -> str:
         return "train_job_notify_webhook is no URL such as https://HOST/PATH"
     headers = {"Content-Type": "application/json", "User-Agent": "tensorflow-ansible"}
     login, at, netloc = url.netloc.rpartition("@")
-    if at:  # urllib would look it up with the host's name
+    if at:  # urllib would resolve it as a part of the host's name
         encoded = base64.b64encode(unquote(login).encode()).decode()
         headers["Authorization"] = f"Basic {encoded}"
     opener = urllib.request.build_opener(_Stay)
@@ -252,7 +255,7 @@ def post(webhook: str, payload: Payload) -> str:
 
 
 def _reason(error: object) -> str:
-    """Return what an operating system's error says; others might repeat the URL."""
+    """Return the message of an operating system error. Other messages might repeat the URL."""
     if isinstance(error, TimeoutError):
         return f"no answer within {TIMEOUT:g} s"
     strerror = error.strerror if isinstance(error, OSError) else None
@@ -260,7 +263,7 @@ def _reason(error: object) -> str:
 
 
 def deliver(command: str, webhook: str, payload: Payload) -> list[str]:
-    """Run the command and call the webhook at the same time; return what went wrong."""
+    """Run the command and call the webhook at the same time. Return any errors."""
     pool = ThreadPoolExecutor(2)
     work = {}
     if command:
@@ -272,28 +275,28 @@ def deliver(command: str, webhook: str, payload: Payload) -> list[str]:
     for name, future in work.items():
         try:
             troubles.append(future.result(max(0.0, deadline - time.monotonic())))
-        except TimeoutError:  # a host's name is resolved without a limit
+        except TimeoutError:  # resolving a host's name has no time limit
             troubles.append(f"{name} did not end within {LIMIT:g} s")
-        except Exception as error:  # the text may hold the URL or what the command was given
+        except Exception as error:  # the text may contain the URL or the command's input
             troubles.append(f"{name} failed: {type(error).__name__}")
     return list(filter(None, troubles))
 
 
 def main() -> None:
-    """Do what the request on standard input asks for."""
+    """Process the request on standard input."""
     request = json.load(sys.stdin)
     payload = request["payload"]
     troubles = deliver(request["command"], request["webhook"], payload)
     for trouble in troubles:
         print(f"{payload['event']}: {trouble}")
     if troubles:
-        # Its folder may be gone.
+        # The job's folder may have been removed.
         path = Path(payload["run_dir"], LOG_FILE)
         with contextlib.suppress(OSError), path.open("a", encoding="utf-8") as log:
             now = time.strftime("%Y-%m-%d %H:%M:%S")
             log.writelines(f"{now} {payload['event']}: {line}\n" for line in troubles)
     sys.stdout.flush()
-    os._exit(0)  # a thread that hangs is left behind
+    os._exit(0)  # abandon threads that hang
 
 
 if __name__ == "__main__":

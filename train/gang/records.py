@@ -1,6 +1,6 @@
-"""The records of the control node: the manifest of a job, its result, the jobs of an inventory.
+"""Records of the control node: a job's manifest, its result, and the jobs of an inventory.
 
-docs/formats.md describes every field. Those that hosts write, too, are in train/host/records.py.
+docs/formats.md describes every field. Records that hosts also write are in train/host/records.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LOAD_DIR = "load"
 
 
 class PlannedRank(TypedDict):
-    """One task of the job and where it runs; ``rank.json`` has most of it, too."""
+    """A task of the job and its placement. ``rank.json`` repeats most of these fields."""
 
     host: str
     task: str
@@ -34,12 +34,12 @@ class PlannedRank(TypedDict):
 
 
 class Packages(TypedDict):
-    """The packages of a script, in an environment on top of TensorFlow's."""
+    """A script's packages, in an environment on top of TensorFlow's."""
 
     name: str  # the link to the environment on each host
-    requirements: str  # the file that asks for them
+    requirements: str  # the file that lists them
     lock: str  # the folder of the lock on the control node
-    sends_wheels: bool  # from the control node: no index has them
+    sends_wheels: bool  # from the control node, because no index has them
 
 
 class Attempt(TypedDict):
@@ -54,7 +54,7 @@ class Attempt(TypedDict):
 
 
 class Policy(TypedDict):
-    """What holds for further attempts."""
+    """Rules for restarts."""
 
     max_restarts: int
     restart_delay: float
@@ -63,7 +63,7 @@ class Policy(TypedDict):
 
 
 class Manifest(TypedDict, total=False):
-    """``manifest.json``, on the hosts ``job.json``."""
+    """``manifest.json``, which is named ``job.json`` on the hosts."""
 
     version: int
     job: str
@@ -143,14 +143,14 @@ class RankEvent(TypedDict):
 
 
 class Load(TypedDict):
-    """A line of ``load/<task>.jsonl``: what a rank and its host had of the processors."""
+    """A line of ``load/<task>.jsonl``: CPU and GPU load of a rank and its host."""
 
     t: float
     load: Facts
 
 
 class FoundRank(RankInfo, total=False):
-    """A rank to watch: as its host identified it, or else as far as it is known."""
+    """A rank to watch, as its host identified it or as far as it is known."""
 
     host: str
     start_error: str
@@ -163,7 +163,7 @@ class JobRank(ListedRank):
 
 
 class Job(TypedDict):
-    """A job as all hosts together know it; see ``listing.merge``."""
+    """A job, merged from the reports of all hosts. See ``listing.merge``."""
 
     job: str
     state: str
@@ -188,10 +188,10 @@ def arguments_of(manifest: Manifest, host: str) -> list[str]:
 
 
 def read_manifest(run_dir: Path) -> Manifest | None:
-    """Return the manifest in a job's folder on the control node; None where there is none."""
+    """Return the manifest from a job's folder on the control node, or None if there is none."""
     return cast("Manifest | None", records.read_json(str(run_dir / MANIFEST_FILE)))
 
 
 def read_result(run_dir: Path) -> Result | None:
-    """Return the result in a folder likewise."""
+    """Return the result from a job's folder on the control node, or None if there is none."""
     return cast("Result | None", records.read_json(str(run_dir / RESULT_FILE)))

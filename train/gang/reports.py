@@ -1,8 +1,8 @@
-"""What hosts report, checked where it comes in: type, range, length, depth and count.
+"""Checks reports from hosts as they arrive: type, range, length, depth and count.
 
-The control node holds the keys to all hosts, so a host may lie: nothing that it sends is used
-before it has gone through here. Control characters are removed on the way. What is malformed raises
-ReportError.
+The control node holds the keys to all hosts, so a compromised host could attack it. Nothing from a
+host is used before it has been checked here. Control characters are removed. Malformed reports
+raise ReportError.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_DEPTH = 12
 MAX_ITEMS = 10_000
 MAX_TEXT = 65_536
 MAX_REASON = 2_000
-#: Characters of a file that come with one update.
+#: Maximum characters of a file in one update.
 MAX_CHUNK = 1 << 23
 MAX_PATH = 4_096
 MAX_RANKS = 4_096
@@ -30,19 +30,19 @@ MAX_RANKS = 4_096
 MAX_GPUS = 64
 
 Check = Callable[[Any], Any]
-#: The files of a rank that are fetched as they grow.
+#: The files of a rank that are fetched while they grow.
 FileName = Literal["log", "progress", "supervisor"]
 FILES: tuple[FileName, ...] = ("log", "progress", "supervisor")
 
 
 class ReportError(ValueError):
-    """A host reported something malformed; the message names the field."""
+    """A host's report is malformed. The message names the field."""
 
 
 def bounded(value: Any, depth: int = MAX_DEPTH) -> Any:
-    """Return any JSON value with clean texts, cut where it is too deep, too long or too large.
+    """Return a JSON value with clean texts, cut if it is too deep, too long or too large.
 
-    For what is only shown or handed back to the host that it came from.
+    For values that are only shown, or returned to the host they came from.
     """
     if isinstance(value, str):
         return records.clean(value, MAX_TEXT)
@@ -61,7 +61,7 @@ def bounded(value: Any, depth: int = MAX_DEPTH) -> Any:
 
 
 def refuse_unless(right: Callable[[Any], bool], wrong: str) -> Check:
-    """Return a check that hands a value on as it is, or says what is ``wrong``."""
+    """Return a check that returns a valid value unchanged, or raises ReportError(``wrong``)."""
 
     def check(value: Any) -> Any:
         if not right(value):
@@ -72,18 +72,18 @@ def refuse_unless(right: Callable[[Any], bool], wrong: str) -> Check:
 
 
 def matching(pattern: str | re.Pattern[str], wrong: str) -> Check:
-    """Return a check for a text that is as a whole of a pattern."""
+    """Return a check for a text that fully matches a pattern."""
     return refuse_unless(lambda v: isinstance(v, str) and bool(re.fullmatch(pattern, v)), wrong)
 
 
 def text(limit: int = MAX_REASON) -> Check:
-    """Return a check for a text of at most ``limit`` characters; a longer one is cut."""
+    """Return a check that cuts a text to at most ``limit`` characters."""
     check = refuse_unless(lambda value: isinstance(value, str), "is no text")
     return lambda value: records.clean(check(value), limit)
 
 
 def chunk(limit: int = MAX_CHUNK) -> Check:
-    """Return a check for a part of a file: it stays as it is, whatever bytes it stands for."""
+    """Return a check for a part of a file, which is left unchanged to preserve its bytes."""
     wrong = f"is no text of at most {limit} characters"
     return refuse_unless(lambda value: isinstance(value, str) and len(value) <= limit, wrong)
 
@@ -94,7 +94,7 @@ def _is_path(value: Any) -> bool:
 
 
 def program(value: Any) -> str:
-    """Return a program of a host: a path, or a plain name."""
+    """Return a host's program: a path or a plain name."""
     if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value):
         return value
     return str(path(value))
@@ -105,14 +105,14 @@ def _is_number(value: Any) -> bool:
 
 
 def real(value: Any) -> float:
-    """Return a number as times, sizes and rates are."""
+    """Return a number, such as a time, size or rate."""
     if not (_is_number(value) and 0 <= value <= 1e12):
         raise ReportError("is no number from 0 to 1e+12")
     return float(value)
 
 
 def integer(low: int = 0, high: int = records.MAX_COUNT) -> Check:
-    """Return a check for an integer within limits."""
+    """Return a check for an integer from ``low`` to ``high``."""
     return refuse_unless(
         lambda value: isinstance(value, int) and _is_number(value) and low <= value <= high,
         f"is no integer from {low} to {high}",
@@ -120,11 +120,11 @@ def integer(low: int = 0, high: int = records.MAX_COUNT) -> Check:
 
 
 def one_of(*allowed: str) -> Check:
-    """Return a check for one of some words."""
+    """Return a check for one of the allowed words."""
     return refuse_unless(lambda value: value in allowed, f"is none of {', '.join(allowed)}")
 
 
-#: A path of a host: an absolute one, or one in the user's home.
+#: A path on a host: absolute, or in the user's home.
 path = refuse_unless(_is_path, "is no absolute path without control characters")
 boolean = refuse_unless(lambda value: isinstance(value, bool), "is neither true nor false")
 task = matching(records.TASK_PATTERN, "is no task such as worker-0")
@@ -132,7 +132,7 @@ job = matching(records.JOB_PATTERN, "is no job id")
 
 
 def items(check: Check, most: int = MAX_ITEMS) -> Check:
-    """Return a check for a list."""
+    """Return a check for a list of at most ``most`` items."""
 
     def each(value: Any) -> list[Any]:
         if not isinstance(value, (list, tuple)) or len(value) > most:
@@ -143,7 +143,7 @@ def items(check: Check, most: int = MAX_ITEMS) -> Check:
 
 
 def mapping(key: Check, check: Check, most: int = MAX_ITEMS) -> Check:
-    """Return a check for an object with keys of one kind."""
+    """Return a check for an object whose keys and values each pass a check."""
 
     def each(value: Any) -> dict[Any, Any]:
         if not isinstance(value, Mapping) or len(value) > most:
@@ -156,8 +156,9 @@ def mapping(key: Check, check: Check, most: int = MAX_ITEMS) -> Check:
 def fields(
     checks: Mapping[str, Check], others: Collection[str] = (), nullable: Collection[str] = ()
 ) -> Check:
-    """Return a check for an object with certain fields; unknown ones are left out. Of those that
-    are missing or null, ``others`` are left out, and ``nullable`` ones are null.
+    """Return a check for an object with certain fields. Unknown fields are dropped.
+
+    If they are missing or null, fields in ``others`` are dropped and ``nullable`` ones become None.
     """
 
     def check(value: Any) -> Any:
@@ -178,16 +179,16 @@ def fields(
 
 
 def _cause(value: Any) -> str:
-    """Return a cause; one that is not known here (another version's) is a script's own end."""
+    """Return a cause. Causes unknown to this version count as the script's own exit."""
     is_known = isinstance(value, str) and (value in causes.CAUSES or value == ends.STOPPED)
     return str(value) if is_known else ends.EXIT
 
 
 _PHASE = one_of(host_ranks.ABSENT, *records.ALIVE_PHASES, *records.FINAL_PHASES)
 _HOST = text(255)
-#: What a connection came to.
+#: The outcome of a connection.
 reached = one_of(probe.OPEN, probe.REFUSED, probe.TIMEOUT, probe.UNRESOLVABLE, probe.UNREACHABLE)
-#: How a value of each type is checked.
+#: The check for values of each type.
 _TYPES: dict[Any, Check] = {
     Any: bounded,
     bool: boolean,
@@ -196,7 +197,7 @@ _TYPES: dict[Any, Check] = {
     str: text(),
     records.Progress: records.check_progress,
 }
-#: Fields of any record of which more is known than their type.
+#: Checks for fields with stricter rules than their type.
 _FIELDS: dict[str, Check] = {
     **dict.fromkeys(("lease_dir", "python", "rank_dir", "results_dir", "root"), path),
     **dict.fromkeys(("phase", "was"), _PHASE),
@@ -228,7 +229,7 @@ _FIELDS: dict[str, Check] = {
 
 
 def _of_type(kind: Any) -> Check:
-    """Return the check for values of a type of the records."""
+    """Return the check for values of a type in the records."""
     if kind in _TYPES:
         return _TYPES[kind]
     if is_typeddict(kind):
@@ -242,8 +243,9 @@ def _of_type(kind: Any) -> Check:
 
 
 def record(kind: Any, required: Collection[str] | None = None, **checks: Check) -> Check:
-    """Return the check for a record, made from its type and _FIELDS, but for ``checks`` of its own;
-    ``required`` are the fields that must be there, where not all are.
+    """Return the check for a record, made from its type, _FIELDS and the overriding ``checks``.
+
+    ``required`` are the required fields, if they differ from those of the type.
     """
     types = get_type_hints(kind)
     found = {
@@ -255,7 +257,7 @@ def record(kind: Any, required: Collection[str] | None = None, **checks: Check) 
     return fields(found, types.keys() - needed, nullable)
 
 
-#: Of a state, what is used here besides the phase.
+#: Fields of a state that are used here, in addition to the phase.
 _USED: dict[str, Check] = {
     **{name: _FIELDS[name] for name in ("attempt", "cause", "exit_code", "port")},
     **dict.fromkeys(("alone", "checkpoint_found", "frozen", "stuck_in_framework"), boolean),
@@ -268,20 +270,20 @@ _USED: dict[str, Check] = {
     "left_out": mapping(one_of(*FILES), items(integer(), 2), len(FILES)),
 }
 _STATE = fields({"phase": _PHASE, **_USED}, _USED)
-#: An update of one rank (see ``host.updates``); text of files keeps its bytes.
+#: An update of one rank (see ``host.updates``). Text from files keeps its bytes.
 update = record(
     records.Update, None, state=_STATE, load=bounded, **dict.fromkeys((*FILES, "last"), chunk())
 )
-#: The load of an update, as far as it is kept.
+#: The load in an update, as far as it is stored.
 load = record(Facts, {"t"}, nice=integer(-20, 19), gpus=items(record(Gpu), MAX_GPUS))
 #: A rank as ``host.ranks.identify`` returns it.
 rank = record(records.RankInfo)
 _LISTED = record(records.ListedJob)
-#: What ``check_host`` reports of its host.
+#: The report of ``check_host`` about its host.
 facts = record(records.HostFacts)
-#: What ``describe_environment`` reports.
+#: The report of ``describe_environment``.
 described = fields({"environment": record(records.Environment)}, nullable=("environment",))
-#: What ``state`` reports of a rank.
+#: The report of ``state`` about a rank.
 seen = fields(
     {"state": _STATE, "last_line": text(), "progress": records.check_progress, "rank": rank},
     nullable=("rank",),
@@ -291,14 +293,14 @@ _STOP_REPORT = record(records.StopReport)
 _STOPPED = fields(
     {"stop_report": _STOP_REPORT, "more": items(_STOP_REPORT, MAX_RANKS)}, others=("more",)
 )
-#: What ``remove_jobs`` reports.
+#: The report of ``remove_jobs``.
 cleaned = fields({"removed": items(fields({"job": job, "size": integer()})), "kept": items(text())})
-#: What a host found of the paths to other ranks, see ``host.probe.check``.
+#: A host's report on its connections to other ranks; see ``host.probe.check``.
 probed = record(records.Probed)
 
 
 def listing(value: object) -> tuple[list[records.ListedJob], list[str]]:
-    """Return the jobs of a host, and what is wrong with others, which are left out."""
+    """Return a host's jobs, and errors about malformed ones, which are dropped."""
     found: list[records.ListedJob] = []
     wrong = []
     for one in items(lambda item: item)(value):
@@ -315,11 +317,11 @@ def listing(value: object) -> tuple[list[records.ListedJob], list[str]]:
 
 
 def all_seen(value: object) -> list[Any]:
-    """Return what ``state`` reports of all ranks that an inventory host answers for."""
+    """Return the reports of ``state`` on all ranks that an inventory host answers for."""
     return [seen(value), *_MORE_SEEN(value).get("more", ())]
 
 
 def stop_reports(value: object) -> list[Any]:
-    """Return what ``stop`` reports of the end of these ranks."""
+    """Return the reports of ``stop`` on these ranks."""
     stopped = _STOPPED(value)
     return [stopped["stop_report"], *stopped.get("more", ())]

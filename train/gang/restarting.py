@@ -1,8 +1,8 @@
-"""Starts a job again after a failed attempt: waits for the next attempt, and decides what follows
-when that cannot be started.
+"""Restarts a job after a failed attempt: waits for the next attempt, and decides how to proceed if
+it cannot start.
 
-Whether another attempt follows at all is decided in ``watch.causes``. Each function returns
-``then``, the task file of the role that comes next.
+``watch.causes`` decides whether there is another attempt at all. Each function returns ``then``,
+the role's next task file.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from train.gang.watch.polling import UnreachableError
 Args = connections.Args
 Returned = dict[str, object]
 
-#: The task files of roles/train_job that may come next.
+#: Possible next task files of roles/train_job.
 WATCH, ATTACH, RESTART, END = "watch.yml", "attach.yml", "restart.yml", "end.yml"
 
-#: Seconds between two questions to a host, and before an attempt that was refused is tried again:
-#: twice as long each time, up to the longest pause.
+#: Seconds between two requests to a host, and before a refused attempt is retried. The latter
+#: doubles each time, up to the longest pause.
 _POLL_S, _LONGEST_PAUSE_S = 2.0, 30.0
-#: Seconds between two looks at what the hosts have answered.
+#: Seconds between two checks of the hosts' answers.
 _PAUSE_S = 0.2
-#: Seconds by which an attempt is put off at most after another control node was faster: the two
-#: would get in each other's way again.
+#: Maximum random delay in seconds after another control node was faster, so that the two do not
+#: collide again.
 _JITTER_S = 5.0
-#: Seconds that questions to hosts may take to end: ssh gives up on a lost host after ten.
+#: Seconds to wait for requests to end. ssh gives up on a lost host after ten.
 _END_S = 15.0
 
-#: What the tasks of a start register, in their order: the first that failed is the reason.
+#: Results that the tasks of a start register, in order. The first failed one is the reason.
 _STEPS = (
     *("__train_job_variables", "__train_job_placement", "__train_job_packages"),
     *("__train_job_plan", "__train_job_leases", "__train_job_ready"),
 )
 
-#: Returns how the job was stopped on a host, empty if it was not. UnreachableError, OSError.
+#: Returns how the job was stopped on a host, or an empty text. Raises UnreachableError or OSError.
 Ask = Callable[[str], str]
 
 
 class Hosts:
-    """Asks hosts over and over, a thread for each, whether they answer and whether the job was
+    """Asks hosts repeatedly, each in its own thread, whether they answer and whether the job was
     stopped there.
     """
 
@@ -74,23 +74,23 @@ class Hosts:
 
     @property
     def stopped(self) -> str:
-        """How the job was stopped on a host, in words after its name; empty if it was not."""
+        """How the job was stopped on a host, as text to follow its name, or an empty text."""
         seen = list(self._seen.values())
         return next((how for how in seen if how and not isinstance(how, Exception)), "")
 
     @property
     def are_known(self) -> bool:
-        """Whether every host has answered, or has turned out to be unreachable."""
+        """Whether every host has answered or failed to answer."""
         return len(self._seen) == len(self._names)
 
     @property
     def unreachable(self) -> dict[str, str]:
-        """Why hosts cannot be reached, by host."""
+        """Why hosts cannot be reached, by host name."""
         seen = list(self._seen.items())
         return {host: str(why) for host, why in seen if isinstance(why, UnreachableError)}
 
     def close(self) -> None:
-        """Ask no more."""
+        """Stop asking."""
         self._over.set()
         deadline = time.monotonic() + _END_S
         for thread in self._threads:
@@ -98,10 +98,12 @@ class Hosts:
 
 
 def await_restart(play: connections.Play, args: Args) -> Returned:
-    """Wait until the next attempt is due. After one that was refused, wait for lost hosts as well,
-    ``train_job_host_wait`` seconds at most, and longer only while no host at all can be reached.
+    """Wait until the next attempt is due.
 
-    Return ``attempt``, its number, and ``min_workers``, 0 while it is to have all of its hosts.
+    After a refused attempt, also wait for lost hosts, for up to ``train_job_host_wait`` seconds.
+    Wait longer only while none of the job's hosts can be reached.
+
+    Return ``attempt``, its number, and ``min_workers``, which is 0 while all hosts are required.
     """
     run_dir, before = Path(args["run_dir"]).expanduser(), args["before"]
     manifest = read_manifest(run_dir.name, run_dir.parent)
@@ -116,7 +118,7 @@ def await_restart(play: connections.Play, args: Args) -> Returned:
         pause += random.uniform(0.0, _JITTER_S) if before.get("overtaken") else 0.0
     groups = {kind: list(hosts) for kind, hosts in args["groups"].items()}
     names = [host for hosts in groups.values() for host in hosts]
-    if not is_retry:  # lost hosts would only hold up the others
+    if not is_retry:  # lost hosts would only delay the others
         names = [host for host in names if host not in args["unreachable"]] if pause else []
     hosts = Hosts(names, lambda host: _ask(play, manifest, run_dir.name, host))
     due, is_patient = time.monotonic() + pause, True
@@ -150,7 +152,7 @@ def await_restart(play: connections.Play, args: Args) -> Returned:
 
 def _ask(play: connections.Play, manifest: Manifest, job: str, host: str) -> str:
     facts = manifest["hosts"].get(host)
-    if facts is None:  # it has no part in the job yet
+    if facts is None:  # not yet part of the job
         play.run(host, "restart", ["printf", "{}"], ".")
         return ""
     request = {"call": "stop_request", "root": facts["root"], "job": job}
@@ -159,8 +161,9 @@ def _ask(play: connections.Play, manifest: Manifest, job: str, host: str) -> str
 
 
 def _is_cut_off(manifest: Manifest, unreachable: Mapping[str, str]) -> bool:
-    """Return whether none of the job's hosts can be reached: then it is the control node that has
-    no network, whatever state the hosts are in.
+    """Return whether none of the job's hosts can be reached.
+
+    In that case the control node itself has no network, whatever state the hosts are in.
     """
     members = {rank["host"] for rank in manifest["ranks"]}
     return bool(members) and members <= set(unreachable)
@@ -169,7 +172,7 @@ def _is_cut_off(manifest: Manifest, unreachable: Mapping[str, str]) -> bool:
 def _is_enough(
     groups: Mapping[str, Sequence[str]], unreachable: Mapping[str, str], manifest: Manifest
 ) -> bool:
-    """Return whether a whole gang can be made of the hosts that can be reached."""
+    """Return whether the reachable hosts are enough for the job."""
     earlier = [rank["host"] for rank in manifest["ranks"]]
     try:
         placement.choose(groups, unreachable, earlier=earlier)
@@ -179,8 +182,9 @@ def _is_enough(
 
 
 def judge_refusal(play: connections.Play, args: Args) -> Returned:
-    """Decide what follows an attempt that could not be started: another control node has started
-    it, the job was stopped, hosts may come back, or the job is given up.
+    """Decide how to proceed after an attempt could not start.
+
+    Another control node has started it, the job was stopped, hosts may return, or the job fails.
     """
     run_dir, tried = Path(args["run_dir"]).expanduser(), dict(args["tried"])
     refusal = _refusal(play)
@@ -210,7 +214,7 @@ def judge_refusal(play: connections.Play, args: Args) -> Returned:
 
 
 def _refusal(play: connections.Play) -> Mapping[str, Any]:
-    """Return the result of the task that has refused the attempt."""
+    """Return the result of the task that refused the attempt."""
     for name in _STEPS:
         registered = play.registered(play.host, name)
         if registered.get("failed"):
@@ -221,7 +225,7 @@ def _refusal(play: connections.Play) -> Mapping[str, Any]:
 
 
 def _unreachable(play: connections.Play) -> dict[str, login_failures.LoginFailure]:
-    """Return the hosts that could not be reached at this start, and why."""
+    """Return the hosts that could not be reached during this start, with the reasons."""
     found = {}
     for host in play.hosts:
         for name in ("__train_job_preflight", "__train_job_rank"):
@@ -232,13 +236,13 @@ def _unreachable(play: connections.Play) -> dict[str, login_failures.LoginFailur
 
 
 def _stopped(play: connections.Play, run_dir: Path, metrics_dir: str, how: str) -> Returned:
-    """Return that the job was stopped between two attempts."""
+    """Record that the job was stopped between two attempts."""
     causes.stop_before_next(run_dir, how)
     return _ended(play, run_dir, metrics_dir)
 
 
 def _ended(play: connections.Play, run_dir: Path, metrics_dir: str) -> Returned:
-    """Return that the job is over, as ``result.json`` has it, and notify of that."""
+    """Return the job's end from ``result.json``, and send the notifications."""
     result: Result | None = causes.last_result(run_dir)
     warnings = watching.notify_end(play, run_dir, metrics_dir)
     return {"job": run_dir.name, "then": END, "result": result, "warnings": warnings}

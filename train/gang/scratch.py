@@ -1,7 +1,7 @@
-"""Temporary folders on the control node, which may hold passwords and variables of a job.
+"""Temporary folders on the control node, which may contain passwords and variables of a job.
 
-Only their user can read them. A process holds a lock on each of its folders; one that is killed
-cannot remove them, so every command first removes the user's folders that no process holds.
+Only the user who created them can read them. A process holds a lock on each of its folders. A
+killed process cannot remove its folders, so every command first removes those without a lock.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import shutil
 import tempfile
 from pathlib import Path
 
-#: What each kind of folder is for: a playbook's files, fetched logs, a check of arguments,
-#: TensorBoard's files, and a lock of packages.
+#: Kinds of folders: a playbook's files, fetched logs, a check of arguments, TensorBoard's files,
+#: and a lock of packages.
 _PURPOSES = ("runner", "logs", "check", "board", "lock")
-#: The file in the folder that its process has locked.
+#: The file in the folder that its process locks.
 _LOCK = "lock"
 _NAME = re.compile(rf"train-(?:{'|'.join(_PURPOSES)})-[a-z0-9_]{{8}}", re.ASCII)
 
 
 class Scratch:
-    """A new folder with mode 0700; OSError if it cannot be created."""
+    """A new folder with mode 0700. Creating it can raise OSError."""
 
     def __init__(self, purpose: str) -> None:
         assert purpose in _PURPOSES
@@ -32,7 +32,7 @@ class Scratch:
         new = self.path / f"{_LOCK}.new"
         self._lock = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        new.rename(self.path / _LOCK)  # it is held from the moment in which others can find it
+        new.rename(self.path / _LOCK)  # locked before other processes can see it
 
     def __enter__(self) -> Path:
         """Return the folder, which is removed at the end of the block."""
@@ -43,7 +43,7 @@ class Scratch:
         self.close()
 
     def close(self) -> None:
-        """Remove the folder, as far as that is possible."""
+        """Remove the folder and ignore errors."""
         shutil.rmtree(self.path, ignore_errors=True)
         if self._lock >= 0:
             os.close(self._lock)
@@ -51,7 +51,7 @@ class Scratch:
 
 
 def remove_abandoned() -> None:
-    """Remove this user's folders whose processes have ended without doing so."""
+    """Remove this user's folders whose processes ended without removing them."""
     parent = Path(tempfile.gettempdir())
     with contextlib.suppress(OSError):
         for path in filter(lambda path: _NAME.fullmatch(path.name), parent.iterdir()):

@@ -1,5 +1,5 @@
-"""Suggested commands, as they can be pasted: called as this program was, with its inventory and its
-connection options, and quoted. train/host/suggested.py lists them.
+"""Suggests commands that can be pasted: quoted, called as this program was, and with its inventory
+and connection options. train/host/suggested.py lists them.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from train.gang import REPOSITORY
 from train.host import suggested
 from train.host.suggested import HOST, MARKER, PLAYBOOK, SUGGESTIONS
 
-#: The environment variable in which the command line passes its call on to ansible-playbook.
+#: The environment variable with which the command line passes its call on to ansible-playbook.
 CALL = "TRAIN_CALL"
-#: Variables of ``-e`` that decide how hosts are reached and where jobs are; none holds a password.
+#: ``-e`` variables that decide how hosts are reached and where jobs are. None holds a password.
 CONNECTION_VARIABLES = (
     *("ansible_user", "ansible_port", "ansible_connection", "ansible_python_interpreter"),
     *("ansible_ssh_private_key_file", "ansible_private_key_file", "ansible_ssh_common_args"),
     *("ansible_ssh_extra_args", "ansible_become_user", "ansible_become_method"),
 )
 _PLACES = ("train_job_root", "train_job_runs_dir", "train_job_lease_dir", "train_job_python")
-#: Connection plugins by which the command ``ssh`` reaches a host, too.
+#: Connection plugins whose hosts the command ``ssh`` can also reach.
 _SSH = ("ssh", "paramiko", "paramiko_ssh", "smart")
 
 
 @dataclass(frozen=True)
 class Call:
-    """How this program was called, as far as the commands that it suggests depend on that.
+    """How this program was called, as far as suggested commands depend on it.
 
     Attributes:
-        train: what calls the command line, such as ``.venv/bin/python -m train``.
-        playbook: what calls ansible-playbook.
-        typed: options that the user gave; none if the defaults were used.
+        train: command that runs the command line, such as ``.venv/bin/python -m train``.
+        playbook: command that runs ansible-playbook.
+        typed: options that the user gave. Empty if the defaults were used.
         reaching: options with which any command reaches the same hosts.
-        job: the job whose folder provided them; commands about it need only what was typed.
+        job: the job whose folder provided them. Commands about it need only the typed options.
     """
 
     train: str = "python -m train"
@@ -56,7 +56,7 @@ class Call:
 
 
 def load(text: str) -> Call:
-    """Return a call from what ``dump`` returned."""
+    """Return a call from the output of ``dump``."""
     found = json.loads(text)
     for name in ("typed", "reaching"):
         found[name] = tuple(found[name])
@@ -64,12 +64,12 @@ def load(text: str) -> Call:
 
 
 def command(name: str, call: Call | None = None, **fields: str) -> str:
-    """Return a suggested command of the control node.
+    """Return a suggested command for the control node.
 
     Args:
-        name: a key of ``SUGGESTIONS``, of another program than HOST.
-        call: how this program was called, by default what is known of that here.
-        fields: the values of its fields; ValueError if one is not of its kind.
+        name: a key of ``SUGGESTIONS`` whose program is not HOST.
+        call: how this program was called. Defaults to ``current()``.
+        fields: the values of its fields. ValueError is raised for a value of the wrong kind.
     """
     suggested.check(name, fields)
     call = call or current()
@@ -83,7 +83,7 @@ def command(name: str, call: Call | None = None, **fields: str) -> str:
 
 
 def _words(usage: str, fields: Mapping[str, str]) -> Iterator[str]:
-    """Yield the words of a command; KeyError: a field is missing that is not optional."""
+    """Yield the words of a command. Raise KeyError if a required field is missing."""
     for optional, required in re.findall(r"\[([^]]*)\]|(\S+)", usage):
         if not optional or set(re.findall(r"\{(\w+)\}", optional)) <= fields.keys():
             for word in (optional or required).split():
@@ -91,12 +91,12 @@ def _words(usage: str, fields: Mapping[str, str]) -> Iterator[str]:
 
 
 def on_host(name: str, host: str, host_vars: Mapping[str, Any], **fields: str) -> str:
-    """Return a suggested command for a host, as it is typed on this machine.
+    """Return a suggested command for a host, to be typed on this machine.
 
     Args:
         name: a key of ``SUGGESTIONS`` whose program is HOST.
         host: the inventory host.
-        host_vars: how it is reached; see ``ssh``.
+        host_vars: how the host is reached; see ``ssh``.
         fields: see ``command``.
     """
     suggested.check(name, fields)
@@ -120,12 +120,12 @@ def _split(field: str, value: str) -> list[str]:
 
 
 def ssh(host_vars: Mapping[str, Any], program: str = "ssh", *options: str) -> str:
-    """Return the command that logs in as Ansible does.
+    """Return the command that logs in the same way as Ansible.
 
     Args:
-        host_vars: the connection variables of the host, such as ``ansible_host``.
-        program: ``ssh`` or another one with its options, such as ``ssh-copy-id``.
-        options: further ones.
+        host_vars: the host's connection variables, such as ``ansible_host``.
+        program: ``ssh`` or a similar program, such as ``ssh-copy-id``.
+        options: additional options.
     """
     words = [program, *options]
     configured = shlex.split(str(host_vars.get("ansible_ssh_args") or ""))
@@ -146,12 +146,12 @@ def filled(
     call: Call | None = None,
     **fields: str,
 ) -> str:
-    """Return a text with commands in place of its markers. A marker that is malformed stays.
+    """Replace the markers in a text with commands. Invalid markers are left unchanged.
 
     Args:
-        reach: how hosts are reached (see ``ssh``); commands for other hosts stay markers.
+        reach: host_vars by host (see ``ssh``). Markers for other hosts are left unchanged.
         call: see ``command``.
-        fields: values for the fields that markers leave open.
+        fields: values of fields that the markers leave open.
     """
 
     def fill(marker: re.Match[str]) -> str:
@@ -178,9 +178,9 @@ def current() -> Call:
     return _of_ansible()
 
 
-#: What the command line passed on; no program that this one starts is to take it for its own.
+#: The call from the command line, removed so that child processes do not take it for their own.
 _passed_on = os.environ.pop(CALL, "")
-#: What ``note`` was given.
+#: The argument of ``note``.
 _noted: list[Call] = []
 
 
@@ -196,7 +196,7 @@ def is_noted() -> bool:
 
 def _of_ansible() -> Call:
     """Return the call of ansible-playbook, if this process is one."""
-    # Only there: it takes a while, and the command line does without Ansible's modules.
+    # Not imported in the command line, which does not need Ansible's modules: they load slowly.
     if "ansible.context" not in sys.modules:
         return Call(train_program(), playbook_program())
     from ansible import constants, context
@@ -231,8 +231,10 @@ def _of_ansible() -> Call:
 
 
 def carried(extra_vars: Sequence[str]) -> list[str]:
-    """Return those ``-e`` options that suggested commands need, too: files, and variables that
-    decide how hosts are reached or where jobs are. Passwords are not among them.
+    """Return the ``-e`` options that suggested commands also need.
+
+    These are files, and variables that decide how hosts are reached or where jobs are. Passwords
+    are excluded.
     """
     words = []
     for text in extra_vars:
@@ -252,7 +254,7 @@ def carried(extra_vars: Sequence[str]) -> list[str]:
 
 
 def variable_words(variables: Mapping[str, Any]) -> list[str]:
-    """Return the ``-e`` options for those of some variables that suggested commands need."""
+    """Return ``-e`` options for those variables that suggested commands need."""
     words = []
     for name in (*CONNECTION_VARIABLES, *_PLACES):
         value = variables.get(name)
@@ -264,8 +266,9 @@ def variable_words(variables: Mapping[str, Any]) -> list[str]:
 
 
 def shown(source: str) -> str:
-    """Return a path or an inventory as suggested commands have it: relative to the repository if
-    they are typed there; a list of hosts stays.
+    """Return a path or an inventory as it appears in suggested commands.
+
+    It is relative to the repository if that is the current folder. A list of hosts is unchanged.
     """
     if "," in source:
         return source
@@ -284,15 +287,15 @@ def is_here() -> bool:
 
 
 def playbook_program() -> str:
-    """Return what calls ansible-playbook, in the repository, whose ansible.cfg it needs."""
+    """Return the command for ansible-playbook, in the repository because it needs ansible.cfg."""
     return _here(program("ansible-playbook"))
 
 
 def train_program() -> str:
-    """Return what calls the command line."""
+    """Return the command that runs the command line."""
     words = [sys.orig_argv[0] if sys.orig_argv else "", "-m", "train"]
     if list(sys.orig_argv[1:3]) == words[1:] and words[0]:
-        return shlex.join(words)  # exactly as it was
+        return shlex.join(words)  # exactly as it was typed
     link = Path(sys.executable).parent / "train"
     if Path(sys.argv[0]).name == "train" or (link.exists() and not is_here()):
         return program("train")
@@ -300,8 +303,8 @@ def train_program() -> str:
 
 
 def program(name: str) -> str:
-    """Return what calls a program of this environment, quoted: its name if PATH leads to it, or its
-    path.
+    """Return the quoted command for a program of this environment: its name if PATH finds it, or
+    else its path.
     """
     folder, found = Path(sys.executable).parent, shutil.which(name)
     if found and Path(found).parent.resolve() == folder.resolve():

@@ -1,5 +1,5 @@
-"""Whether TensorFlow can be installed and used on a host, by its facts: faults in words, each with
-its remedy. ``setup.yml``, the doctor and the start of a job judge by these functions.
+"""Judges from a host's facts whether TensorFlow can be installed and used there. Each fault has a
+remedy. ``setup.yml``, the doctor and the start of a job use these functions.
 """
 
 from __future__ import annotations
@@ -38,48 +38,48 @@ VARIABLES = (
     "training_host_packages",
     "training_host_user",
 )
-#: The oldest Python under which Ansible's modules and jobs' supervisors run.
+#: The oldest Python that runs Ansible's modules and jobs' supervisors.
 _HOST_PYTHON = "3.8"
-#: Distributions whose python3 is too old, with its version and the first release that will do.
+#: Distributions whose python3 is too old, with its version and the first suitable release.
 _TOO_OLD = {
     ("debian", "10"): ("3.7", "Debian 12"),
     ("debian", "11"): ("3.9", "Debian 12"),
     ("ubuntu", "18.04"): ("3.6", "Ubuntu 22.04"),
     ("ubuntu", "20.04"): ("3.8", "Ubuntu 22.04"),
 }
-#: What installs another Python in a home directory, without root, and where it is then.
+#: Commands that install Python in a home directory without root, and the path of the result.
 _INSTALL_UV = "curl -LsSf https://astral.sh/uv/install.sh | sh"
 _INSTALL_PYTHON = "~/.local/bin/uv python install {version}"
 _PYTHON_OF_UV = "~/.local/bin/python{version}"
-#: The version that is suggested, if it fits.
+#: The version to suggest, if it is supported.
 _SUGGESTED = "3.12"
 
 
 class Fault(NamedTuple):
-    """Why a host cannot be used for TensorFlow, and what helps."""
+    """Why a host cannot be used for TensorFlow, with a remedy."""
 
     kind: str
-    sentence: str  # the same for all hosts that have it
+    sentence: str  # the same for all hosts with this fault
     expected: str
     remedy: str
-    measured: str = ""  # what may differ from host to host
+    measured: str = ""  # may differ between hosts
 
     @property
     def found(self) -> str:
-        """The sentence, with what was measured."""
+        """The sentence, with the measured value."""
         return f"{self.sentence} ({self.measured})" if self.measured else self.sentence
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What TensorFlow needs of a host."""
+    """Requirements of TensorFlow on a host."""
 
     values: Mapping[str, Any]  # of VARIABLES
-    roles: Collection[str]  # of setup.yml, those that are going to run on the host
+    roles: Collection[str]  # roles of setup.yml that will run on the host
 
     @property
     def request(self) -> dict[str, Any]:
-        """What host/suitability.py is asked."""
+        """The request for host/suitability.py."""
         return {
             "python": str(self.values["tensorflow_python"]),
             "supported": self.supported,
@@ -89,16 +89,16 @@ class Needs:
 
     @property
     def supported(self) -> list[str]:
-        """The oldest and the newest version of Python that there are wheels for."""
+        """The oldest and the newest version of Python for which there are wheels."""
         return [str(version) for version in self.values["tensorflow_python_supported"]]
 
     @property
     def is_own_lock(self) -> bool:
-        """Whether the user's lock decides what is installed, and with it what a host needs."""
+        """Whether the user's lock decides what is installed, and so what a host needs."""
         return bool(self.values["tensorflow_requirements"])
 
     def variant(self, facts: Suitability) -> str:
-        """Return which TensorFlow the host gets, ``cpu`` or ``gpu``."""
+        """Return the variant of TensorFlow for the host, ``cpu`` or ``gpu``."""
         variant = str(self.values["tensorflow_variant"])
         if variant != "auto":
             return variant
@@ -106,23 +106,23 @@ class Needs:
         return "gpu" if has_driver else "cpu"
 
     def space_mb(self, variant: str) -> int:
-        """Return the free space that an installation takes, in units of 10^6 bytes."""
+        """Return the free space that an installation needs, in units of 10^6 bytes."""
         space = _role()["__tensorflow_space_mb"][variant]
         download = 0 if self.values["tensorflow_wheelhouse"] else space["download"]
         return int(space["installed"] + download)
 
     def prepares_package(self, facts: Suitability, name: str) -> bool:
-        """Return whether the role training_host is going to install a package."""
+        """Return whether the role training_host will install a package."""
         return PREPARES in self.roles and name in self.packages(facts)
 
     def packages(self, facts: Suitability) -> list[str]:
-        """Return the packages that the role training_host installs on such a host."""
+        """Return the packages that the role training_host installs on this kind of host."""
         by_family = self.values["training_host_packages"]
         found = by_family.get(_family(facts)) if isinstance(by_family, Mapping) else None
         return [str(name) for name in found] if isinstance(found, list) else []
 
     def prepares_folder(self) -> bool:
-        """Return whether the role training_host is going to make the folder as root."""
+        """Return whether the role training_host will create the folder as root."""
         paths = self._paths("training_host_folders")
         root = str(self.values["tensorflow_root"])
         as_root = bool(self.values["training_host_user"]) or not root.startswith("~")
@@ -130,7 +130,7 @@ class Needs:
         return PREPARES in self.roles and as_root and is_listed
 
     def mounts_folder(self, facts: Suitability) -> bool:
-        """Return whether the role training_host is going to mount a share there."""
+        """Return whether the role training_host will mount a share for the folder."""
         paths = self._paths("training_host_nfs")
         return PREPARES in self.roles and any(
             _is_at_or_below(facts["root"], path) and not _is_at_or_below(facts["mount_point"], path)
@@ -138,7 +138,7 @@ class Needs:
         )
 
     def _paths(self, name: str) -> list[str]:
-        """Return the paths of a list; the role itself reports what is wrong with one."""
+        """Return the paths of a list. Invalid entries are skipped: the role itself reports them."""
         found = self.values[name]
         entries = found if isinstance(found, list) else []
         return [str(one["path"]) for one in entries if isinstance(one, Mapping) and "path" in one]
@@ -150,7 +150,7 @@ def _is_at_or_below(path: str, folder: str) -> bool:
 
 @functools.cache
 def _role() -> dict[str, Any]:
-    """Return the defaults of the roles, and what the lock of the role tensorflow needs."""
+    """Return the roles' defaults, and the requirements of the lock in the role tensorflow."""
     found: dict[str, Any] = {}
     for path in (
         _ROLE / "defaults/main.yml",
@@ -162,14 +162,14 @@ def _role() -> dict[str, Any]:
 
 
 def needs(values: Mapping[str, Any], roles: Collection[str]) -> Needs:
-    """Return what a host needs.
+    """Return the requirements of a host.
 
     Args:
-        values: those of VARIABLES that are set; the roles' defaults hold for the others.
-        roles: roles of setup.yml that are going to run there.
+        values: values of VARIABLES that are set. The others have the roles' defaults.
+        roles: roles of setup.yml that will run there.
 
     Raises:
-        PlanError: a value is not what the role tensorflow takes.
+        PlanError: the role tensorflow would reject a value.
     """
     defaults = _role()
     supported = values.get("tensorflow_python_supported", [])
@@ -186,7 +186,7 @@ def needs(values: Mapping[str, Any], roles: Collection[str]) -> Needs:
 
 
 def judge(facts: Suitability, needed: Needs) -> list[Fault]:
-    """Return why TensorFlow cannot be installed on a host; nothing if it can."""
+    """Return the faults that prevent an installation of TensorFlow on a host."""
     return [*_machine(facts, needed), *_python(facts, needed), *folder_faults(facts, needed)]
 
 
@@ -223,7 +223,7 @@ def _machine(facts: Suitability, needed: Needs) -> Iterator[Fault]:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """Return the first two numbers of a version, which compare as versions do."""
+    """Return the first two numbers of a version, for comparisons."""
     return tuple(int(part) for part in re.findall(r"[0-9]+", version)[:2])
 
 
@@ -232,7 +232,7 @@ def _python(facts: Suitability, needed: Needs) -> Iterator[Fault]:
     oldest, newest = needed.supported
     expected = f"Python {oldest} to {newest}"
     remedy = python_remedy(facts, needed)
-    # Part of the sentence, because hosts with the same one share a remedy.
+    # Part of the sentence, because hosts with the same sentence share a remedy.
     other = "".join(f"; {one['path']} would do" for one in facts["others"][:1])
     if numbers(facts["host_python"]) < numbers(_HOST_PYTHON):
         sentence = f"Python {facts['host_python']}, which Ansible finds, is too old for its modules"
@@ -267,7 +267,7 @@ def _venv_remedy(facts: Suitability, otherwise: str) -> str:
 
 
 def _family(facts: Suitability) -> str:
-    """Return the family of distributions as training_host_packages has it; empty for others."""
+    """Return the distribution's family, as in training_host_packages, or an empty text."""
     names = {facts["os_id"], *facts["os_like"].split()}
     if names & {"debian", "ubuntu"}:
         return "debian"
@@ -275,7 +275,7 @@ def _family(facts: Suitability) -> str:
 
 
 def python_remedy(facts: Suitability, needed: Needs) -> str:
-    """Return how a host gets a Python that fits."""
+    """Return how to get a suitable Python for a host."""
     if facts["others"]:
         other = facts["others"][0]
         return (
@@ -299,7 +299,7 @@ def _version(oldest: str, newest: str) -> str:
 
 
 def _remedy_without_package(facts: Suitability, version: str) -> str:
-    """Return how a host gets another Python than those of its distribution."""
+    """Return how to install a Python that the host's distribution does not have."""
     commands = f"{_INSTALL_UV} && {_INSTALL_PYTHON.format(version=version)}"
     remedy = (
         f"install Python {version} in the user's home and set tensorflow_python to "
@@ -312,7 +312,7 @@ def _remedy_without_package(facts: Suitability, version: str) -> str:
 
 
 def folder_faults(facts: Suitability, needed: Needs) -> Iterator[Fault]:
-    """Yield what is wrong with the folder of the environments."""
+    """Yield the faults of the environments' folder."""
     root, parent, point = facts["root"], facts["parent"], facts["mount_point"]
     choose = "set tensorflow_root, train_job_root and train_job_python to another folder"
     if needed.mounts_folder(facts):
@@ -347,8 +347,9 @@ def folder_faults(facts: Suitability, needed: Needs) -> Iterator[Fault]:
 
 
 def without_python(os_id: str, os_version: str, os_name: str, needed: Needs) -> list[Fault]:
-    """Return what is wrong with a host that has no Python at all. The role training_host installs
-    the one of its distribution, which may be too old.
+    """Return the faults of a host that has no Python at all.
+
+    The role training_host installs the distribution's Python, which may be too old.
     """
     version, _ = _TOO_OLD.get((os_id, os_version), ("", ""))
     oldest, newest = needed.supported
@@ -365,7 +366,7 @@ def without_python(os_id: str, os_version: str, os_name: str, needed: Needs) -> 
 
 
 def lines(faults: Mapping[str, Sequence[Fault]]) -> list[str]:
-    """Return a text for each fault, with the hosts that have it; the remedy is that of the first.
+    """Return a text for each fault, with its hosts and the first host's remedy.
 
     Args:
         faults: by inventory host.

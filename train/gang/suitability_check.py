@@ -1,7 +1,7 @@
-"""Asks hosts for what decides whether TensorFlow can be installed there, and judges all of them.
+"""Collects facts from hosts and judges whether TensorFlow can be installed there.
 
-It needs no more of a host than a shell: the program that asks comes through standard input and
-runs under any Python 3.6 or newer.
+A host needs only a shell: the program is sent through standard input and runs under any Python
+3.6 or newer.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from train.gang.suitability import Fault, Needs
 from train.gang.watch.polling import UnreachableError
 from train.host.records import Suitability
 
-#: Under which name the task of roles/train_job/tasks/suitability.yml registers its result.
+#: The variable that the task in roles/train_job/tasks/suitability.yml registers.
 REGISTERED = "__train_job_suitability"
 _INTERPRETER = "ansible_python_interpreter"
 _PROGRAM = REPOSITORY / "train/host/suitability.py"
-#: Of a host without Python: what os-release(5) calls it.
+#: Command for a host without Python: prints the names in os-release(5).
 _NO_PYTHON = (
     ". /etc/os-release 2>/dev/null; "
     """printf '{"os_id": "%s", "os_version": "%s", "os_name": "%s"}' """
@@ -35,10 +35,10 @@ _FACTS = reports.record(Suitability)
 
 
 def needs(play: connections.Play, host: str, roles: Collection[str] | None = None) -> Needs:
-    """Return what TensorFlow needs of a host, by its variables.
+    """Return the needs of TensorFlow on a host, from its variables.
 
     Args:
-        roles: roles of setup.yml that are going to run there; by default those of the inventory.
+        roles: roles that setup.yml will run there. Defaults to those of the inventory.
     """
     values = play.values(host, "setup_roles", *suitability.VARIABLES)
     if roles is None:
@@ -47,18 +47,18 @@ def needs(play: connections.Play, host: str, roles: Collection[str] | None = Non
 
 
 def ask(action: Any, task_vars: Args) -> Returned:
-    """Return the ``facts`` of the action's host, or its ``os`` if it has no Python."""
+    """Return the ``facts`` of the action's host, or only its ``os`` if it has no Python."""
     play, host = connections.Play(action, task_vars), str(task_vars["inventory_hostname"])
     request = needs(play, host).request
     call = f"\nprint(json.dumps(examine(json.loads({json.dumps(request)!r}))))\n"
     program = _PROGRAM.read_text(encoding="utf-8") + call
     given = str(play.values(host, _INTERPRETER).get(_INTERPRETER) or "")
     named = [given] if given.startswith(("/", "python")) else []
-    # As Ansible looks for them. The last one may be all that there is.
+    # In Ansible's order. The last one may be the only one installed.
     names = [*named, *constants.INTERPRETER_PYTHON_FALLBACK, request["python"]]
     pythons = " ".join(map(_word, names))
     command = (
-        # Some are shims of interpreters that are not there.
+        # Some are shims for interpreters that are not installed.
         f'for python in {pythons}; do "$python" -c pass </dev/null >/dev/null 2>&1 '
         f'&& exec "$python" -I -; done; {_NO_PYTHON}'
     )
@@ -78,21 +78,21 @@ def ask(action: Any, task_vars: Args) -> Returned:
 
 
 def _word(path: str) -> str:
-    """Return a path of the host as a word of its shell, which fills in the home directory."""
+    """Quote a path for the host's shell, which expands the home directory."""
     home, rest = ('"$HOME"/', path[2:]) if path.startswith("~/") else ("", path)
     return f"{home}{shlex.quote(rest)}"
 
 
 def judge(play: connections.Play, args: Args) -> Returned:
-    """Judge the hosts that were asked, for what setup.yml is going to do there.
+    """Judge the examined hosts against what setup.yml will do there.
 
     Args:
         play: the play in which ``ask`` was registered.
         args: ``members`` as in playbooks/machines.yml; ``run_tags`` and ``skip_tags``.
 
-    Returns: ``unsuited``, the hosts that cannot be set up, with what is wrong in one line each;
-        ``lines``, each fault with the hosts that have it; ``left_out``, the same with the hosts
-        that could not be logged in to.
+    Returns: ``unsuited``, the hosts that cannot be set up and one line for each of their faults;
+        ``lines``, each fault with its hosts; ``left_out``, the same plus the unreachable
+        hosts.
     """
     faults: dict[str, list[Fault]] = {}
     unreachable: dict[str, LoginFailure] = {}
@@ -124,7 +124,7 @@ def _judged(answer: Mapping[str, Any], needed: Needs) -> list[Fault]:
 
 
 def chosen(roles: Sequence[str], run_tags: Sequence[str], skip_tags: Sequence[str]) -> list[str]:
-    """Return the roles that ``--tags`` and ``--skip-tags`` leave; each is a tag."""
+    """Return the roles that ``--tags`` and ``--skip-tags`` select. Each role is a tag."""
     everything = {"all", "tagged"}
     return [
         role

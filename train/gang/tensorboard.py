@@ -1,4 +1,4 @@
-"""Which hosts show TensorBoard, and the ports of this machine that lead to them."""
+"""Chooses the hosts that run TensorBoard, and the local ports that are forwarded to them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from train.gang.plan.ranks import PlanError
 from train.host import processes
 from train.host.tensorboard import ADDRESS
 
-#: Connections through which a port of a host is reached, by whether the host is another machine.
+#: Connections that can forward a host's port, and whether the host is another machine.
 _CONNECTIONS = {"local": False, "ssh": True, "smart": True, "": True}
 _FOUND = reports.fields(
     {"events": reports.items(reports.text(255)), "port": reports.integer(1, 65_535)}
@@ -18,11 +18,11 @@ _FOUND = reports.fields(
 
 
 def choose(play: Play, args: Args) -> dict[str, object]:
-    """Return ``boards``, one for each host that has events which none before it has: those of one
-    machine, or with a shared folder, show the same. A board has TensorBoard's port ``here``, on
-    this machine, and ``there``, on the host, the options of ``ssh`` that lead to the host's, its
-    ``path``, which no other user can guess, and its ``url``.
-    PlanError: no host that can be reached has any.
+    """Return ``boards``, one for each host with events that no earlier host has.
+
+    Hosts on one machine or with a shared folder have the same events. A board has TensorBoard's
+    port ``here`` on this machine and ``there`` on the host, options of ``ssh`` for the forwarding,
+    a secret ``path`` and the ``url``. Raise PlanError if no reachable host has events.
     """
     shown: set[str] = set()
     boards: dict[str, dict[str, object]] = {}
@@ -31,7 +31,7 @@ def choose(play: Play, args: Args) -> dict[str, object]:
     for host in play.hosts:
         answer = play.registered(host, "__train_job_events")
         if "events" not in answer:
-            continue  # Ansible has said why
+            continue  # Ansible has shown the reason
         try:
             found = _FOUND(answer)
         except reports.ReportError as error:
@@ -49,8 +49,8 @@ def choose(play: Play, args: Args) -> dict[str, object]:
             there, ssh = port, ""
             if _CONNECTIONS[plugin]:
                 there = found["port"]
-                # A connection of its own: that of Ansible's other tasks outlives them, and would
-                # keep the port.
+                # A separate connection: the one shared with Ansible's other tasks outlives them,
+                # and would keep the port.
                 forward = f"{ADDRESS}:{port}:{ADDRESS}:{there}"
                 ssh = f"-o ControlPath=none -o ExitOnForwardFailure=yes -L {forward}"
             path = secrets.token_urlsafe(16)
@@ -65,7 +65,7 @@ def choose(play: Play, args: Args) -> dict[str, object]:
 
 
 def _free_port(first: int) -> int:
-    """Return the first port from ``first`` on that is free here; PlanError without one."""
+    """Return the first free port on this machine, from ``first`` on. Raise PlanError if none is."""
     ports = range(first, 65_536) if first > 0 else ()
     for port in filter(processes.is_free, ports):
         return port

@@ -1,5 +1,5 @@
-"""The doctor: what is wrong with hosts and with the paths between them."""
+"""The doctor: finds problems of hosts and of the paths between them."""
 
-#: What it can do. The last one trains: it is done by the command line, with jobs.
+#: Parts of an examination. The last one trains, so the command line runs it as jobs.
 COLLECTIVES = "collectives"
 PARTS = ("hosts", "pairs", "alike", COLLECTIVES)

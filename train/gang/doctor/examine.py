@@ -1,4 +1,4 @@
-"""Asks the hosts what they are, and has them measure the paths between them."""
+"""Collects facts from the hosts, and lets them measure the paths between them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from train.host.checkup import Checkup
 from train.host.links import Link
 from train.host.threads import ask_all
 
-#: Seconds of each transfer between two hosts, and in the quick form.
+#: Seconds of each transfer between two hosts, in the normal and the quick form.
 _TRANSFER_S, _QUICK_S = 0.25, 0.1
-#: Seconds for a login, and for all paths of a host: at most so many, and for each round.
+#: Maximum seconds for a login, and for all paths of a host: a fixed part, plus one per round.
 _LOGIN_S = 15.0
 _MEASURE_S, _ROUND_S = 60.0, 8.0
 
@@ -38,8 +38,9 @@ _LINKS = reports.fields({"trouble": reports.text(), "links": _PEERS})
 
 
 def rounds(names: Sequence[str]) -> dict[str, list[str | None]]:
-    """Return each host's peer in each round: after N-1 rounds (N if N is odd) of disjoint pairs,
-    everyone has met everyone. The circle method of round-robin tournaments.
+    """Return each host's peer in each round, by the circle method of round-robin tournaments.
+
+    The pairs of a round are disjoint. After N-1 rounds (N if N is odd) all hosts have met.
     """
     circle: list[str | None] = [*names] if len(names) % 2 == 0 else [*names, None]
     peers: dict[str, list[str | None]] = {name: [] for name in names}
@@ -55,13 +56,13 @@ def rounds(names: Sequence[str]) -> dict[str, list[str | None]]:
 
 
 def addresses(play: connections.Play, args: connections.Args) -> dict[str, object]:
-    """Return under which ``addresses`` the hosts are to reach each other."""
+    """Return the ``addresses`` that hosts use to reach each other."""
     name = "train_job_address"
     return {"addresses": {host: str(play.values(host, name)[name]) for host in play.hosts}}
 
 
 def doctor(play: connections.Play, args: connections.Args) -> dict[str, object]:
-    """Examine the hosts that ``check_up`` was registered for, and return ``examined``."""
+    """Examine the hosts for which ``check_up`` was registered, and return ``examined``."""
     parts = [part for part in PARTS if part in args["parts"]]
     checkups: dict[str, Checkup] = {}
     unreachable: dict[str, str] = {}
@@ -106,7 +107,7 @@ def doctor(play: connections.Play, args: connections.Args) -> dict[str, object]:
 
 
 def _reached(play: connections.Play, host: str) -> connections.Args:
-    """Return how a host is reached, for suggested commands."""
+    """Return a host's connection variables, for suggested commands."""
     try:
         return login_check.variables_of(play.connect(host, "doctor"))
     except (AnsibleError, PlanError):
@@ -114,7 +115,7 @@ def _reached(play: connections.Play, host: str) -> connections.Args:
 
 
 def _log_in(play: connections.Play, hosts: Sequence[str]) -> dict[str, Login]:
-    """Log in once to each host and read its clock; a host that fails is left out."""
+    """Log in once to each host and read its clock. Hosts that fail are left out."""
 
     def one(host: str) -> Login:
         began, at = time.monotonic(), time.time()
@@ -127,9 +128,9 @@ def _log_in(play: connections.Play, hosts: Sequence[str]) -> dict[str, Login]:
 
 
 def _measure(play: connections.Play, examined: Examined, quick: bool) -> list[str]:
-    """Have the hosts measure the paths between them, on ports that are free; return warnings."""
+    """Let the hosts measure the paths between them on free ports. Return warnings."""
     checkups, token = examined["checkups"], secrets.token_hex(16)
-    # Inventory hosts of one machine may share a port, such as an evaluator, which opens none.
+    # Inventory hosts of one machine may share a port, such as an evaluator, which never listens.
     listeners = {(c["machine"], c["spare_port"]): host for host, c in reversed(checkups.items())}
     hosts = [host for host in checkups if host in listeners.values()]
     places = {host: (examined["addresses"][host], checkups[host]["spare_port"]) for host in hosts}

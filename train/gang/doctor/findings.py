@@ -1,4 +1,4 @@
-"""Judges what was found: what is wrong with which host or path, and what helps."""
+"""Judges the results of an examination: problems of hosts and paths, with remedies."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from train.host.checkup import Checkup
 from train.host.links import Link
 from train.host.suggested import suggest
 
-#: How bad it is: a job would fail, it would be slow or end early, or it is only said.
+#: Severities: a job would fail; it would be slow or end early; or only for information.
 FAIL, WARNING, INFO = "fail", "warning", "info"
 _ORDER = (FAIL, WARNING, INFO)
 
-#: Limits of what is good.
+#: Limits for good values.
 MAX_CLOCK_S = 2.0
 MIN_SHM, MIN_FREE, MIN_NOFILE = 256, 1024, 4096
 MIN_MEMORY = 2048
 MAX_RTT_MS = 20.0
 MAX_RESENT = 0.005
-#: Mbit/s below which any path is slow, and the part of the others' speed that is slow.
+#: Mbit/s below which any path is slow, and the parts of the others' speed that count as slow.
 MIN_RATE, SLOW_PATH, SLOW = 100.0, 0.2, 0.5
-#: The share of a transfer in which it waited for a core, above which its rate says little.
+#: The share of a transfer spent waiting for a core above which its rate is not meaningful.
 MAX_WAITED = 0.3
-#: Cores that others may use: so many, or this part of all.
+#: Cores that other processes may use: this number, or this part of all.
 BUSY, BUSY_PART = 0.5, 0.1
 MAX_STEAL = 0.2
-#: Bits of a TCP segment; what is slower than this part of what losses leave has another cause.
+#: Bits of a TCP segment. A rate below this part of what losses allow has another cause.
 _SEGMENT, _LOSS_PART = 11_584, 0.1
 #: The oldest driver for each CUDA; see NVIDIA's "CUDA Compatibility".
 _DRIVERS = {11: "450.80", 12: "525.60", 13: "580.65"}
@@ -45,10 +45,10 @@ Found = Iterator[Finding]
 def judge(
     examined: Examined, unsuited: Mapping[str, Sequence[Fault]] | None = None
 ) -> list[Finding]:
-    """Return all findings, the worst first.
+    """Return all findings, most severe first.
 
     Args:
-        unsuited: why TensorFlow cannot be installed on a host, by host.
+        unsuited: why TensorFlow cannot be installed, by host.
     """
     found = [
         _finding(FAIL, "unreachable", host, why, "", examined["remedies"].get(host, ""))
@@ -82,7 +82,7 @@ def judge(
 def _finding(
     severity: str, what: str, where: str, found: str, expected: str, remedy: str
 ) -> Finding:
-    # A line each: what comes from a host adds none.
+    # One line each: text from a host must not add lines.
     found, expected, remedy = (" ".join(text.split()) for text in (found, expected, remedy))
     return Finding(
         severity=severity, what=what, where=where, found=found, expected=expected, remedy=remedy
@@ -94,8 +94,9 @@ def _setup(host: str, tags: str, **more: str) -> str:
 
 
 def merged(found: Iterable[Finding]) -> list[Finding]:
-    """Return findings with those in one that are equal but for their hosts. Its remedy has all
-    hosts after ``--limit``, and is otherwise that of the first.
+    """Merge findings that differ only in their hosts.
+
+    The remedy is that of the first host, with all hosts after ``--limit``.
     """
     groups: dict[tuple[str, ...], list[Finding]] = {}
     for one in found:
@@ -116,8 +117,9 @@ def _joined(group: list[Finding]) -> Finding:
 
 
 def _explaining(checkup: Checkup, faults: Iterable[Fault]) -> list[Fault]:
-    """Return the faults that keep a host from having a TensorFlow that works: all of them if it has
-    none. An installed one is only ruled out by where it is.
+    """Return the faults that explain why a host has no working TensorFlow.
+
+    Without TensorFlow these are all faults. With TensorFlow, only its location can be a fault.
     """
     if "gflops" in checkup["imported"]:
         return []
@@ -140,7 +142,7 @@ def _environment(host: str, checkup: Checkup) -> Found:
 
 
 def _tensorflow(checkup: Checkup) -> str:
-    """Return the version of TensorFlow, empty where there is none or nothing is known."""
+    """Return the version of TensorFlow, or an empty text if there is none or it is unknown."""
     return checkup["packages"].get("tensorflow") or checkup["imported"].get("version", "")
 
 
@@ -158,7 +160,7 @@ def _room(host: str, checkup: Checkup) -> Found:
 
 
 def _limits(host: str, checkup: Checkup) -> Found:
-    if checkup["gpus"] and checkup["shm"] < MIN_SHM:  # NCCL alone needs much
+    if checkup["gpus"] and checkup["shm"] < MIN_SHM:  # only NCCL needs a lot
         found = f"/dev/shm has {checkup['shm']} MiB"
         setup = _setup(host, "training_host", variable="training_host_shm_size_mb=1024")
         remedy = f"`{setup}`, or for a container --shm-size"
@@ -245,7 +247,7 @@ def _gpu(host: str, gpu: Mapping[str, str]) -> Found:
     index = index if re.fullmatch(r"[0-9]{1,4}", index) else "?"
     where = f"{host} GPU {index}"
     now, most = _number(gpu, "clocks.sm"), _number(gpu, "clocks.max.sm")
-    # Of NVML's bits: hardware slowdown (8), thermal (0x20, 0x40), power brake (0x80).
+    # NVML's bits: hardware slowdown (8), thermal (0x20, 0x40), power brake (0x80).
     reasons = _reasons(gpu)
     if reasons & 0xE8:
         found = f"its clock is held at {now:g} of {most:g} MHz (reasons {reasons:#x})"
@@ -265,7 +267,7 @@ def _gpu(host: str, gpu: Mapping[str, str]) -> Found:
     width, lanes = _number(gpu, "pcie.link.width.current"), _number(gpu, "pcie.link.width.max")
     if 0 < width < lanes:
         found = f"{width:g} of {lanes:g} PCIe lanes"
-        # Many slots have half of a card's lanes, those of clouds' machines among them.
+        # Many slots have half of a card's lanes, including those of cloud machines.
         bad = INFO if width == lanes / 2 else WARNING
         yield _finding(bad, "gpu-lanes", where, found, "all lanes of its slot", "reseat the card")
     limit, usual = _number(gpu, "power.limit"), _number(gpu, "power.default_limit")
@@ -282,7 +284,7 @@ def _gpu(host: str, gpu: Mapping[str, str]) -> Found:
 
 
 def _driver(host: str, checkup: Checkup) -> Found:
-    """Yield a driver that is too old for the CUDA of TensorFlow, or GPUs that it does not see."""
+    """Yield a driver that is too old for TensorFlow's CUDA, or GPUs unseen by TensorFlow."""
     runtime = re.search(r"nvidia_cuda_runtime_cu([0-9]+)", " ".join(checkup["packages"]))
     cuda = checkup["imported"].get("cuda") or (runtime.group(1) if runtime else "")
     major = re.match(r"[0-9]+", cuda)
@@ -305,7 +307,7 @@ def _version(text: str) -> list[int]:
 
 
 def _number(gpu: Mapping[str, str], name: str) -> float:
-    """Return what nvidia-smi gave, 0 where the GPU lacks it."""
+    """Return a value from nvidia-smi, or 0 if the GPU lacks it."""
     try:
         return float(gpu.get(name, ""))
     except ValueError:
@@ -313,7 +315,7 @@ def _number(gpu: Mapping[str, str], name: str) -> float:
 
 
 def _reasons(gpu: Mapping[str, str]) -> int:
-    """Return NVML's bits of what holds the clock down, 0 where they are not known."""
+    """Return NVML's bits for the causes of a reduced clock, or 0 if unknown."""
     for name in ("clocks_event_reasons.active", "clocks_throttle_reasons.active"):
         if re.fullmatch(r"0x[0-9a-fA-F]{1,16}", gpu.get(name, "")):
             return int(gpu[name], 16)
@@ -338,13 +340,15 @@ def _login(host: str, examined: Examined) -> Found:
 # Paths.
 
 _Pair = tuple[str, str]
-#: Findings of paths; which of them is named where is for ``_gather`` to say.
+#: Findings by path. ``_gather`` decides which paths or hosts they name.
 _Troubles = Mapping[_Pair, Finding]
 
 
 def _paths(examined: Examined) -> Found:
-    """Yield what is wrong with paths, each cause once: what is wrong with all paths of a host is
-    the host's, and of what follows from another trouble of the same path nothing is said.
+    """Yield problems of paths, each cause once.
+
+    A problem of all paths of a host is reported for the host. A consequence of another problem of
+    the same path is not reported.
     """
     unresolved, loopback, known = _names(examined)
     yield from _gather(unresolved, known)
@@ -373,7 +377,7 @@ def _paths(examined: Examined) -> Found:
     explained = {*late, *lossy}
     explained |= {(peer, host) for host, peer in explained}
     rates = {pair: rate for pair, rate in rates.items() if pair not in explained}
-    # Those within a machine say nothing about the network.
+    # Paths within a machine are not relevant for the network.
     machines = {host: checkup["machine"] for host, checkup in examined["checkups"].items()}
     between = {(a, b): rate for (a, b), rate in rates.items() if machines[a] != machines[b]}
     rates = between or rates
@@ -381,15 +385,15 @@ def _paths(examined: Examined) -> Found:
     slow = {
         pair: _slow(*pair, rate, usual, examined)
         for pair, rate in rates.items()
-        # A host that had too few cores could not measure it.
+        # A host with too few cores could not measure the rate.
         if rate < max(MIN_RATE, SLOW_PATH * usual) and _either("waited", pair, links) <= MAX_WAITED
     }
     yield from _gather(slow, rates)
 
 
 def _gather(troubles: _Troubles, known: Iterable[_Pair]) -> Found:
-    """Yield a trouble of many paths once: for all of them, or for the host that has it on all of
-    its own, to it or from it. ``known`` are the paths of which it is known whether they have it.
+    """Yield a problem of many paths once: for all paths, or for a host that has it on all paths to
+    it, from it, or both. ``known`` are the paths on which the problem was checked.
     """
     known, left = set(known), dict(troubles)
     hosts = sorted({host for pair in known for host in pair})
@@ -421,8 +425,8 @@ def _gather(troubles: _Troubles, known: Iterable[_Pair]) -> Found:
 
 
 def _names(examined: Examined) -> tuple[_Troubles, _Troubles, set[_Pair]]:
-    """Return names that lead nowhere, those that lead to the host itself, and all that are known,
-    by host and the one that is meant.
+    """Return addresses that cannot be resolved, those that lead to the host itself, and all that
+    were checked, by host and intended target.
     """
     checkups = examined["checkups"]
     unresolved, loopback, known = {}, {}, set()
@@ -439,7 +443,7 @@ def _names(examined: Examined) -> tuple[_Troubles, _Troubles, set[_Pair]]:
                 unresolved[host, other] = trouble
             elif all(one.startswith("127.") or one == "::1" for one in there):
                 if all(one["machine"] == checkup["machine"] for one in checkups.values()):
-                    continue  # they are one machine
+                    continue  # all hosts are one machine
                 bad, said = WARNING if own else FAIL, f"{address} is {there[0]} on {host}"
                 remedy = (
                     f"set train_job_address of {other} to its IP, or remove the line of {address} "
@@ -451,7 +455,7 @@ def _names(examined: Examined) -> tuple[_Troubles, _Troubles, set[_Pair]]:
 
 
 def _unreached(links: Mapping[_Pair, Link], examined: Examined) -> tuple[_Troubles, _Troubles]:
-    """Return paths that lead to another host, and those that nothing comes through."""
+    """Return paths that lead to another host, and blocked ones."""
     elsewhere, blocked = {}, {}
     for (host, peer), link in links.items():
         out, checkup = link.get("out"), examined["checkups"][peer]
@@ -461,7 +465,7 @@ def _unreached(links: Mapping[_Pair, Link], examined: Examined) -> tuple[_Troubl
             remedy = f"set train_job_address of {peer} to its own address"
             elsewhere[host, peer] = _finding(FAIL, "wrong-address", "", said, peer, remedy)
         elif out not in (None, probe.OPEN, probe.UNRESOLVABLE):
-            # Where the port itself is in use, the other one need not be open.
+            # If the port itself is in use, the other port need not be open.
             bad = FAIL if checkup["spare_port"] == checkup["port"] else INFO
             remedy = (
                 f"open port {checkup['spare_port']} of {peer} to {host}: "
@@ -488,12 +492,12 @@ def _hole(host: str, peer: str, examined: Examined) -> Finding:
 
 
 def _loses(pair: _Pair, links: Mapping[_Pair, Link]) -> bool:
-    """Return whether packets are lost, and not because the path is slow and full."""
+    """Return whether packets are lost for another reason than a slow, congested path."""
     part, rate = links[pair].get("resent", 0.0), links[pair]["sent_mbit"]
     if part <= MAX_RESENT:
         return False
     rtt = max(0.1, _either("least_rtt_ms", pair, links))
-    # What TCP reaches at most with such losses, by Mathis and others (1997).
+    # The maximum rate of TCP with such losses, by Mathis and others (1997).
     reached = 1e-6 * _SEGMENT / (1e-3 * rtt * part**0.5)
     return bool(rate > _LOSS_PART * reached)
 
@@ -506,12 +510,12 @@ def _lossy(host: str, peer: str, part: float, rate: float) -> Finding:
 
 
 def _either(name: str, pair: _Pair, links: Mapping[_Pair, Mapping[str, Any]]) -> float:
-    """Return the larger of what was measured of a path and of its way back; 0 if nothing was."""
+    """Return the larger measurement of a path and its reverse, or 0 without any."""
     return max(float(links[one].get(name, 0)) for one in (pair, pair[::-1]) if one in links)
 
 
 def _usual(rates: Mapping[_Pair, float]) -> float:
-    """Return the median of each host's best rate: a slow host slows most paths of few hosts."""
+    """Return the median of each host's best rate: one slow host slows most paths of few hosts."""
     best: dict[str, float] = {}
     for pair, rate in rates.items():
         for host in pair:
@@ -532,7 +536,7 @@ def _slow(host: str, peer: str, rate: float, usual: float, examined: Examined) -
 
 
 def _other_interface(host: str, examined: Examined) -> str:
-    """Return what helps where a host has another interface than the one that its address has."""
+    """Return a remedy if a host has another interface than that of its address."""
     checkup = examined["checkups"][host]
     there = checkup["resolved"].get(examined["addresses"][host], [])
     used = {n for n, face in checkup["interfaces"].items() if {*there} & {*face["addresses"]}}
@@ -550,12 +554,12 @@ def _other_interface(host: str, examined: Examined) -> str:
     )
 
 
-# What differs from the others.
+# Differences between hosts.
 
 
 def _alike(examined: Examined) -> Found:
     checkups = examined["checkups"]
-    passed: set[str] = set()  # of whom something worse is said
+    passed: set[str] = set()  # hosts with a more severe finding
     for name, of, bad, remedy in _PROPERTIES:
         what = f"differs-{name.lower().replace(' ', '-')}"
         values = {host: of(checkup) for host, checkup in checkups.items() if host not in passed}
@@ -584,7 +588,7 @@ def _alike(examined: Examined) -> Found:
 
 
 def _interface(checkup: Checkup) -> Mapping[str, Any]:
-    """Return the interface that has the address of a host, empty if that is not known."""
+    """Return the interface that has the host's address, or an empty mapping if unknown."""
     own = {one for name in checkup["own"] for one in checkup["resolved"].get(name, [])}
     faces = checkup["interfaces"].values()
     return next((face for face in faces if own & {*face["addresses"]}), {})
@@ -614,7 +618,7 @@ _PROPERTIES: tuple[tuple[str, Callable[[Checkup], Any], str, str], ...] = (
         suggest("setup", tags="nvidia_driver"),
     ),
 )
-# A loop of milliseconds was at a third of the others' on a healthy host with much else to do.
+# On a healthy but busy host, a loop of milliseconds ran at a third of the others' speed.
 _SPEEDS: tuple[tuple[str, Callable[[Checkup], float], str], ...] = (
     ("a plain loop", lambda c: c["loops"], INFO),
     ("a matrix product", lambda c: c["imported"].get("gflops", 0.0), WARNING),

@@ -1,4 +1,4 @@
-"""What the doctor finds: the records of ``python -m train doctor --json`` and of runs/doctor/."""
+"""Records of the doctor, in ``python -m train doctor --json`` and runs/doctor/."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from train.host.links import Link
 
 
 class Finding(TypedDict):
-    """Something that is wrong."""
+    """A problem."""
 
     severity: str  # FAIL, WARNING or INFO
-    what: str  # a short name that stays the same from run to run, such as ``port-blocked``
-    #: The host, or ``A -> B`` for a path, ``A <-> B`` for both of its directions; a GPU of a host
+    what: str  # a short name that is the same in every run, such as ``port-blocked``
+    #: The host, ``A -> B`` for a path, or ``A <-> B`` for both of its directions. A GPU of a host
     #: is ``A GPU 0``.
     where: str
-    found: str  # what was measured, in words
-    expected: str  # what would be good
-    remedy: str  # what helps; where it is a command, one to paste
+    found: str  # the measurement, in words
+    expected: str  # a good value
+    remedy: str  # the remedy; commands can be pasted
 
 
 class Login(TypedDict):
-    """What a login to a host was like."""
+    """Observations during a login to a host."""
 
-    seconds: float  # how long it took
-    clock: float  # how far the host's is ahead, s; give or take half of ``seconds``
-    text: str  # what the login printed by itself
+    seconds: float  # its duration
+    clock: float  # seconds by which the host's clock is ahead, +/- half of ``seconds``
+    text: str  # output of the login itself
 
 
 class Trained(TypedDict):
-    """A short training on some hosts: ms of a step, and of its parts that are measured."""
+    """A short training run on some hosts: ms of a step, and of its measured parts."""
 
     hosts: int
     step_ms: float
@@ -40,32 +40,32 @@ class Trained(TypedDict):
 
 
 class Scaling(TypedDict):
-    """What was measured, and what follows from it."""
+    """Measurements of scaling, and conclusions from them."""
 
     all_reduce_ms: dict[str, float]  # of a sum over all hosts, by millions of bytes
     latency_ms: float  # of a step of a ring
-    rate_mb: float  # of the ring, in millions of bytes a second
-    model: str  # the network of the short trainings
-    parameters: int  # that it has
-    batch: int  # of a host
+    rate_mb: float  # of the ring, in millions of bytes per second
+    model: str  # the network of the short training runs
+    parameters: int  # of that network
+    batch: int  # per host
     trained: list[Trained]  # by number of hosts
-    #: Of all hosts together, by parameters of the network, with that batch and time of computing.
+    #: Of all hosts together, by parameters of the network, with the same batch and compute time.
     efficiency: dict[str, float]
-    advice: list[str]  # what would help
+    advice: list[str]  # possible improvements
 
 
 class Examined(TypedDict):
-    """All that was found, by inventory host."""
+    """All results, by inventory host."""
 
-    at: float  # when
+    at: float  # time of the examination
     parts: list[str]
     checkups: dict[str, Checkup]
     logins: dict[str, Login]
     links: dict[str, dict[str, Link]]
-    unreachable: dict[str, str]  # why a host could not be logged in to
-    remedies: dict[str, str]  # what helps against that
-    failed: dict[str, str]  # why a host could not be examined, or measured no paths
-    addresses: dict[str, str]  # what the others call a host
-    trains: list[str]  # the hosts that train
+    unreachable: dict[str, str]  # why the login to a host failed
+    remedies: dict[str, str]  # for unreachable hosts
+    failed: dict[str, str]  # why a host was not examined, or measured no paths
+    addresses: dict[str, str]  # of a host for the others
+    trains: list[str]  # the training hosts
     findings: list[Finding]
-    scaling: Scaling | None  # None where it was not asked for, or something was in the way
+    scaling: Scaling | None  # None if not requested, or if a problem prevented it

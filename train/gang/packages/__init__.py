@@ -1,1 +1,1 @@
-"""The packages that a script needs on top of TensorFlow's: asked for, locked, and missing."""
+"""Packages that a script needs in addition to TensorFlow's: requested, locked, and missing."""

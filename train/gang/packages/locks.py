@@ -1,7 +1,7 @@
-"""Locks the packages that a script asks for, with hashes, within TensorFlow's own lock.
+"""Locks the packages that a script requests, with hashes, within TensorFlow's own lock.
 
-They are resolved once, on the control node, for the Python versions of all hosts. A lock is kept by
-the hash of what it was made from, so that the same file gives the same packages until the lock is
+They are resolved once, on the control node, for the Python versions of all hosts. A lock is cached
+under the hash of its inputs, so that the same file gives the same packages until the lock is
 removed.
 """
 
@@ -29,7 +29,7 @@ from train.gang.packages.requested import Line, Requested
 from train.gang.plan.ranks import PlanError
 from train.gang.scratch import Scratch
 
-#: Distributions that all have the package ``tensorflow``: the locked one stands for each.
+#: Distributions that contain the package ``tensorflow``. The locked one satisfies all of them.
 TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tensorflow-intel", "tf-nightly")
 WAYS_OUT = (
     "Change or remove that requirement; lock TensorFlow with other versions "
@@ -40,31 +40,32 @@ WAYS_OUT = (
 
 @dataclass(frozen=True)
 class Lock:
-    """A folder with the lock as uv wrote it, in which the packages of TensorFlow's environment are
-    left out, the same as lines with the hashes of wheels, and the wheels that no index has.
+    """A folder with a lock from uv, without the packages of TensorFlow's environment.
+
+    It also has the lock as lines with the hashes of wheels, and the wheels that no index has.
     """
 
     folder: Path
 
     @property
     def pylock(self) -> Path:
-        """The lock in the format of PEP 751; it does not exist where nothing is asked for."""
+        """The lock in the format of PEP 751. It does not exist if nothing needs to be installed."""
         return self.folder / "pylock.toml"
 
     @property
     def requirements(self) -> Path:
-        """What hosts install; it is empty where TensorFlow's environment has all."""
+        """The lines that hosts install, empty if TensorFlow's environment has all packages."""
         return self.folder / "requirements.txt"
 
     @property
     def wheels(self) -> Path:
-        """The wheels that are sent to the hosts; where there are none, hosts ask their index."""
+        """The wheels to send to the hosts. Without this folder, hosts use their own index."""
         return self.folder / "wheels"
 
 
 @dataclass(frozen=True)
 class Pin:
-    """A locked package, and for which Pythons its version holds."""
+    """A locked package, with a marker for the Pythons to which its version applies."""
 
     name: str
     version: str
@@ -72,7 +73,7 @@ class Pin:
 
 
 def pins(lock: str) -> Iterator[Pin]:
-    """Yield what a lock file of uv or pip-compile locks."""
+    """Yield the packages in a lock file of uv or pip-compile."""
     for name, version, marker in re.findall(
         r"^([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^\]]*\])?==([^\s;\\]+)(?:[ \t]*;[ \t]*([^\\\n]+))?",
         lock,
@@ -82,7 +83,7 @@ def pins(lock: str) -> Iterator[Pin]:
 
 
 def cache_folder() -> Path:
-    """Return the folder in which locks are kept, by the XDG base directory specification."""
+    """Return the folder for cached locks, according to the XDG base directory specification."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "train/locks"
 
@@ -95,14 +96,14 @@ def make(
     *,
     send_all: bool = False,
 ) -> Lock:
-    """Return the lock of what a script asks for. PlanError: in one message, what contradicts what.
+    """Return the lock of a script's requirements. Raise PlanError with all contradictions.
 
     Args:
-        bases: the locks of TensorFlow that the hosts have, one for each variant.
-        pythons: the names of the hosts by their Python version, such as ``3.11``.
-        cache: the folder in which locks are kept.
-        send_all: whether all wheels are downloaded here, to be sent to the hosts; so are they if
-            the file names indexes, which hosts need not know, or a package has no wheel.
+        bases: the hosts' locks of TensorFlow, one for each variant.
+        pythons: host names by Python version, such as ``3.11``.
+        cache: the folder for cached locks.
+        send_all: whether to download all wheels here and send them to the hosts. This also happens
+            if the file sets indexes, which hosts may not know, or if a package has no wheel.
     """
     base_texts = [base.read_text(encoding="utf-8") for base in bases]
     locked = [pin for text in base_texts for pin in pins(text)]
@@ -127,7 +128,7 @@ def make(
                 wheels.download(lock, pythons, new.wheels, requested.indexes)
             lines = [*wheels.requirements(lock, new.wheels)]
         new.requirements.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        with contextlib.suppress(OSError):  # another command has made the same lock meanwhile
+        with contextlib.suppress(OSError):  # another command has made the same lock
             new.folder.rename(kept.folder)
     finally:
         shutil.rmtree(new.folder, ignore_errors=True)
@@ -139,7 +140,7 @@ def _name(line: Line) -> str:
 
 
 def _is_lacking(line: Line, locked: Sequence[Pin]) -> bool:
-    """Return whether a line asks for more than TensorFlow's environment has."""
+    """Return whether a line requires more than TensorFlow's environment has."""
     if _name(line) in TENSORFLOWS:
         return False
     return bool(line.requirement.extras) or _name(line) not in {pin.name for pin in locked}
@@ -148,14 +149,14 @@ def _is_lacking(line: Line, locked: Sequence[Pin]) -> bool:
 def _key(
     requested: Requested, bases: Sequence[str], versions: Sequence[str], send_all: bool
 ) -> str:
-    """Return the hash of all that decides a resolution, but for what the index has."""
+    """Return the hash of all inputs of a resolution, except the content of the index."""
     lines = [(str(line.requirement), line.is_constraint) for line in requested.lines]
     parts = [lines, requested.indexes, bases, versions, send_all]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
 def _contradictions(line: Line, locked: Sequence[Pin], versions: Sequence[str]) -> Iterator[str]:
-    """Yield what TensorFlow's lock has in another version than a line asks for."""
+    """Yield the contradictions between a line and the versions in TensorFlow's lock."""
     name, wanted = _name(line), line.requirement
     names = TENSORFLOWS if name in TENSORFLOWS else (name,)
     needing = [python for python in versions if wheels.holds(wanted.marker, python)]
@@ -184,7 +185,7 @@ def _resolve(
     oldest: str,
     output: Path,
 ) -> None:
-    """Write the lock of the lines ``wanted``."""
+    """Write the lock for the lines in ``wanted``."""
     constraints = [line for line in requested.lines if line.is_constraint]
     with Scratch("lock") as folder:
         mine = _write(folder / "constraints.txt", map(_text, constraints))

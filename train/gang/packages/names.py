@@ -1,4 +1,4 @@
-"""The names of packages whose modules have other names."""
+"""Maps modules to packages that have another name."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _OF_MODULE = {
 
 
 def package_of(module: str, requested: Requested | None = None) -> str:
-    """Return the package that a module is of, by its name in what a script asks for if it has it;
-    else the usual name.
+    """Return the package of a module: the name that the script's requirements use, or else the
+    usual name.
     """
     names = _OF_MODULE.get(module, (canonicalize_name(module),))
     for line in requested.packages if requested else ():

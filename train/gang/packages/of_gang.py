@@ -1,4 +1,4 @@
-"""The packages of a gang's script: locked for its hosts, and which of these lack them."""
+"""Locks the packages of a job's script for its hosts, and finds the hosts that lack them."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from train.gang.records import Packages
 from train.host.records import Environment, HostFacts
 
 Args = connections.Args
-#: The locks of TensorFlow that the role tensorflow has, by variant.
+#: The role tensorflow's own locks of TensorFlow, by variant.
 _LOCKS = REPOSITORY / "roles/tensorflow/files"
 
 
 def script_modules(args: Args) -> list[str]:
-    """Return the modules that the script imports from packages, none where it cannot be found: a
-    later task says so.
+    """Return the modules that the script imports from packages.
+
+    Return none if the script cannot be found: a later task reports that.
     """
     try:
         script = staging.find_script(args["script"], str(args["module"]))
         if script.path == staging.WORKER:
-            return []  # its packages are those of TensorFlow's environment
+            return []  # it needs only the packages of TensorFlow's environment
         included = staging.find_includes(args["include"])
         code = staging.code_files(script.folder, included, limit_mb=float("inf"))
         files = {name: path for path, name in code}
@@ -40,12 +41,13 @@ def script_modules(args: Args) -> list[str]:
 
 
 def lock_packages(play: connections.Play, args: Args) -> dict[str, object]:
-    """Lock what the script asks for, for the hosts of the attempt. PlanError: it contradicts what
-    the hosts have.
+    """Lock the script's requirements for the hosts of the attempt.
+
+    Raise PlanError if they contradict the hosts' packages.
 
     Returns:
-        ``packages``, records.Packages or null; ``installs``, by inventory host that lacks them, the
-        ``root`` and ``variant`` of TensorFlow's environment there; ``warnings``.
+        ``packages``, records.Packages or null; ``installs``, for each inventory host that lacks
+        them the ``root`` and ``variant`` of TensorFlow's environment there; ``warnings``.
     """
     names = list(args["placement"]["hosts"])
     hosts = {
@@ -65,8 +67,10 @@ def lock_packages(play: connections.Play, args: Args) -> dict[str, object]:
 
 
 def lock_packages_of_machines(play: connections.Play, args: Args) -> dict[str, object]:
-    """Lock packages for the machines that setup.yml prepares, by what ``describe_environment``
-    registered, so that jobs which ask for them find them there. PlanError: see `lock_packages`.
+    """Lock packages for the machines that setup.yml prepares, so that jobs find them installed.
+
+    The machines are described by results of ``describe_environment``. Raise PlanError as
+    `lock_packages` does.
 
     Returns:
         ``packages`` and ``installs``, see `lock_packages`.
@@ -84,7 +88,7 @@ def lock_packages_of_machines(play: connections.Play, args: Args) -> dict[str, o
 def _installs(
     environments: Mapping[str, Environment], packages: Packages
 ) -> dict[str, dict[str, str]]:
-    """Return where the packages go, by the name of the host, on those that lack them."""
+    """Return where to install the packages, for each host that lacks them."""
     return {
         name: {"root": environment["root"], "variant": environment["variant"]}
         for name, environment in environments.items()
@@ -93,7 +97,7 @@ def _installs(
 
 
 def _environments(hosts: Hosts) -> dict[str, Environment]:
-    """Return the environments of hosts. PlanError: packages cannot be put on top of one."""
+    """Return the hosts' environments. Raise PlanError if one cannot be extended with packages."""
     return {
         name: _environment(name, facts["python"], facts["environment"])
         for name, facts in hosts.items()
@@ -113,7 +117,7 @@ def _environment(name: str, python: str, environment: Environment | None) -> Env
 def _locked(
     environments: Mapping[str, Environment], args: Args, script_folder: Path
 ) -> Packages | None:
-    """Return what is asked for, None if TensorFlow's environments have all of it."""
+    """Return the locked packages, or None if TensorFlow's environments have all of them."""
     asked = requested.read(requested.find(str(args["requirements"]), script_folder))
     pythons: dict[str, list[str]] = {}
     bases: dict[str, Path] = {}
@@ -150,7 +154,7 @@ def _base(args: Args, environment: Environment) -> Path:
 
 
 def _missing(hosts: Hosts, script_folder: Path) -> list[str]:
-    """Return a warning for the modules that hosts are known not to have."""
+    """Return warnings about modules that hosts are known to lack."""
     lacking: dict[str, list[str]] = {}
     for name, facts in hosts.items():
         for module in facts["missing_modules"] or ():
@@ -180,7 +184,7 @@ def _warning(modules: list[str], names: tuple[str, ...], asked: Requested | None
 
 
 def keep(packages: Packages, run_dir: Path) -> None:
-    """Copy the lock of a job into its folder, but for wheels."""
+    """Copy a job's lock into its folder, without the wheels."""
     folder = run_dir / "packages"
     folder.mkdir()
     lock = Lock(Path(packages["lock"]))
@@ -189,7 +193,7 @@ def keep(packages: Packages, run_dir: Path) -> None:
 
 
 def with_packages(hosts: Mapping[str, HostFacts], packages: Packages | None) -> Hosts:
-    """Return the facts of hosts, whose ranks run in the environment with the packages."""
+    """Return the hosts' facts, with the Python of the environment that has the packages."""
     if packages is None:
         return hosts
     environments = _environments(hosts)

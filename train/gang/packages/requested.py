@@ -1,4 +1,4 @@
-"""Reads which packages a script asks for: its ``requirements.txt``, or its ``pyproject.toml``.
+"""Reads the requirements of a script from its ``requirements.txt`` or ``pyproject.toml``.
 
 The formats are those of pip (https://pip.pypa.io/en/stable/reference/requirements-file-format) and
 of the packaging guide (https://packaging.python.org/en/latest/specifications/pyproject-toml).
@@ -17,12 +17,12 @@ from packaging.requirements import InvalidRequirement, Requirement
 from train.gang.packages import uv
 from train.gang.plan.ranks import PlanError
 
-#: The value of ``train_job_requirements`` that takes the file next to the script.
+#: The value of ``train_job_requirements`` for the file next to the script.
 NEXT_TO_SCRIPT = "auto"
 NAMES = ("requirements.txt", "pyproject.toml")
-#: The most that a file of requirements may hold, in bytes.
+#: Maximum size of a requirements file, in bytes.
 LARGEST = 1 << 20
-#: Options of a line that name where packages come from.
+#: Options in a line that set where packages come from.
 INDEXES = ("--index-url", "-i", "--extra-index-url", "--find-links", "-f", "--no-index")
 _NESTED = ("-r", "--requirement", "-c", "--constraint")
 _WITHOUT_EFFECT = ("--pre", "--prefer-binary", "--only-binary", "--no-binary", "--require-hashes")
@@ -32,33 +32,33 @@ _PATH = re.compile(r"^(?:file:|~|\.{0,2}/|[A-Za-z0-9._/-]+\.(?:whl|zip|tar\.gz|t
 
 @dataclass(frozen=True)
 class Line:
-    """A requirement, and where it stands."""
+    """A requirement and its place."""
 
     place: str  # such as "requirements.txt, line 3"
     requirement: Requirement
-    is_constraint: bool = False  # it limits the version of a package, and asks for none
+    is_constraint: bool = False  # limits a package's version without requesting the package
 
 
 @dataclass(frozen=True)
 class Requested:
-    """What a script asks for."""
+    """The requirements of a script."""
 
     path: Path
     lines: tuple[Line, ...]
-    indexes: tuple[str, ...]  # lines with the options of INDEXES, which may hold a password
+    indexes: tuple[str, ...]  # lines with options from INDEXES, which may contain a password
 
     @property
     def packages(self) -> list[Line]:
-        """The lines that ask for a package."""
+        """The lines that request a package."""
         return [line for line in self.lines if not line.is_constraint]
 
 
 def find(value: str, script_folder: Path) -> Path:
-    """Return the file that ``train_job_requirements`` means. PlanError: there is none.
+    """Return the file that ``train_job_requirements`` refers to. Raise PlanError if there is none.
 
     Args:
         value: a path on the control node, or NEXT_TO_SCRIPT.
-        script_folder: the folder that is staged.
+        script_folder: the staged folder.
     """
     if value != NEXT_TO_SCRIPT:
         path = Path(value).expanduser().resolve()
@@ -80,7 +80,7 @@ def find(value: str, script_folder: Path) -> Path:
 
 
 def next_to(script_folder: Path) -> Path | None:
-    """Return the file with requirements in the script's folder, None if there is none."""
+    """Return the requirements file in the script's folder, or None."""
     requirements, project = (script_folder / name for name in NAMES)
     if requirements.is_file():
         return requirements
@@ -90,7 +90,7 @@ def next_to(script_folder: Path) -> Path | None:
 
 
 def read(path: Path) -> Requested:
-    """Return what a file asks for. PlanError names the lines that cannot be taken, and why."""
+    """Return the requirements in a file. Raise PlanError with the lines that are not supported."""
     lines: list[Line] = []
     indexes: list[str] = []
     problems: list[str] = []
@@ -114,12 +114,12 @@ def read(path: Path) -> Requested:
 
 
 def _option(text: str) -> str:
-    """Return the first word of a line, which is an option if it begins with a hyphen."""
+    """Return the first word of a line. If it starts with a hyphen, it is an option."""
     return re.split(r"[=\s]", text, maxsplit=1)[0]
 
 
 def _parsed(text: str) -> Requirement:
-    """Return a line as a requirement. ValueError: why it cannot be taken."""
+    """Return a line as a requirement. Raise ValueError if it is not supported."""
     name = _option(text)
     if name in ("-e", "--editable"):
         raise ValueError(
@@ -166,7 +166,7 @@ def _text(path: Path) -> str:
 def _of_requirements(
     path: Path, *, is_constraint: bool, seen: tuple[Path, ...]
 ) -> Iterator[tuple[str, str, bool]]:
-    """Yield place and text of each line, also of the files that it names."""
+    """Yield place and text of each line, including those of nested files."""
     path = path.resolve()
     if path in seen:
         raise PlanError(f"{path} names itself (-r): remove that line")

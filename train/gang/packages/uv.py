@@ -1,6 +1,6 @@
-"""Calls uv, which resolves requirements (https://docs.astral.sh/uv), and words what it says.
+"""Runs uv to resolve requirements (https://docs.astral.sh/uv), and explains its errors.
 
-Where the user has set an index for pip and none for uv, uv asks that one.
+If the user has configured an index for pip but not for uv, uv uses pip's.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from collections.abc import Sequence
 
 from train.gang.plan.ranks import PlanError
 
-#: Longest resolution, in seconds.
+#: Time limit of a resolution, in seconds.
 _LIMIT_S = 600.0
-#: What standard error says where an index cannot be asked.
+#: Errors of uv if it cannot reach an index.
 _NO_NETWORK = re.compile(
     r"dns error|failed to lookup|Failed to fetch|error sending request|Connection refused|"
     r"timed out|Network connectivity is disabled",
     re.IGNORECASE,
 )
-#: Options of pip, and the variables that mean the same to uv. Its further indexes are left out: uv
-#: does not choose among several as pip does.
+#: Options of pip, and the equivalent variables of uv. Extra indexes are omitted, because uv does
+#: not choose among several indexes as pip does.
 _OPTIONS = {
     "index-url": "UV_DEFAULT_INDEX",
     "trusted-host": "UV_INSECURE_HOST",
@@ -33,12 +33,13 @@ _PASSWORD = re.compile(r"//[^/\s@]*@")
 
 
 class ResolutionError(PlanError):
-    """What contradicts what, in uv's words."""
+    """Requirements contradict each other. The message is uv's."""
 
 
 def compile_lock(arguments: Sequence[str]) -> None:
-    """Run ``uv pip compile``. ResolutionError: there is no solution; PlanError: it cannot run, or
-    does not reach an index.
+    """Run ``uv pip compile``.
+
+    Raise ResolutionError if there is no solution, PlanError if uv cannot run or reach an index.
     """
     command = [_find(), "pip", "compile", "--quiet", "--color=never", *arguments]
     environment = {**of_pip(), **os.environ}
@@ -70,7 +71,7 @@ def compile_lock(arguments: Sequence[str]) -> None:
 
 
 def of_pip() -> dict[str, str]:
-    """Return the user's settings for pip as variables of uv."""
+    """Return the user's settings for pip as environment variables for uv."""
     command = [sys.executable, "-I", "-m", "pip", "config", "list"]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     found = {}
@@ -95,18 +96,18 @@ def _find() -> str:
 
 
 def without_passwords(text: str) -> str:
-    """Return a text without the names and passwords of its URLs."""
+    """Return a text with the credentials in its URLs masked."""
     return _PASSWORD.sub("//***@", text)
 
 
 def last_lines(errors: str, most: int = 10) -> str:
-    """Return the end of a program's standard error."""
+    """Return the last lines of a program's standard error."""
     lines = [line for line in without_passwords(errors).splitlines() if line.strip()]
     return "\n".join(lines[-most:])
 
 
 def _reason(errors: str) -> str:
-    """Return uv's reasons as one line, without its hints."""
+    """Return uv's reason on one line, without its hints."""
     text = without_passwords(errors).strip().split("\nhint:")[0]
     causes = re.split(r"^\s*(?:error|cause):", text, flags=re.MULTILINE)
     last = next((cause for cause in reversed(causes) if cause.strip()), text)

@@ -1,5 +1,5 @@
-"""Finds a wheel for each locked package and each Python of the hosts, and builds those that no
-index has, which is possible without a compiler for packages of Python alone.
+"""Finds a wheel for each locked package and each Python of the hosts, and builds wheels that no
+index has. Pure Python packages can be built without a compiler.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from train.gang.packages import uv
 from train.gang.plan.ranks import PlanError
 
-#: Newest version 2.N of the C library whose wheels count: a host's pip refuses what is too new.
+#: Newest glibc version 2.N of wheels to consider. A host's pip rejects wheels that are too new.
 _NEWEST_GLIBC = 40
-#: Longest run of pip, in seconds.
+#: Time limit of a run of pip, in seconds.
 _LIMIT_S = 900.0
 
 
@@ -43,7 +43,7 @@ def holds(marker: Marker | None, python: str) -> bool:
 
 
 def _tags(python: str) -> set[Tag]:
-    """Return the tags of the wheels that a Python on Linux on x86_64 takes."""
+    """Return the tags of wheels that a Python accepts on Linux x86_64."""
     major, minor = (int(part) for part in python.split("."))
     return {
         *cpython_tags((major, minor), platforms=_platforms()),
@@ -52,17 +52,18 @@ def _tags(python: str) -> set[Tag]:
 
 
 def _platforms() -> list[str]:
-    """Return the platforms of wheels that Linux on x86_64 takes, the newest first."""
+    """Return the wheel platforms that Linux x86_64 accepts, newest first."""
     versions = [f"manylinux_2_{version}_x86_64" for version in range(_NEWEST_GLIBC, 4, -1)]
     return [*versions, *(f"manylinux{year}_x86_64" for year in (2014, 2010, 1)), "linux_x86_64"]
 
 
 def without_wheel(lock: Pylock, pythons: Mapping[str, Sequence[str]]) -> list[Package]:
-    """Return the packages that have no wheel and are for these Pythons. PlanError: packages have
-    wheels, and none for one of the Pythons.
+    """Return the packages for these Pythons that have only a source distribution.
+
+    Raise PlanError if a package has wheels, but none for one of the Pythons.
 
     Args:
-        pythons: the names of the hosts by their Python version, such as ``3.11``.
+        pythons: host names by Python version, such as ``3.11``.
     """
     lacking: dict[str, Package] = {}
     problems: list[str] = []
@@ -90,11 +91,12 @@ def _has_wheel(package: Package, tags: Collection[Tag]) -> bool:
 
 
 def build(packages: Sequence[Package], folder: Path, indexes: Sequence[str]) -> None:
-    """Build a wheel of each package from its locked source. PlanError: one cannot be built, or is
-    not for every host.
+    """Build a wheel of each package from its locked source.
+
+    Raise PlanError if a package cannot be built, or its wheel does not fit every host.
 
     Args:
-        indexes: options that name where the sources come from.
+        indexes: options that set the sources' index.
     """
     for package in packages:
         assert package.sdist is not None
@@ -115,8 +117,9 @@ def build(packages: Sequence[Package], folder: Path, indexes: Sequence[str]) -> 
 
 
 def download(lock: Pylock, pythons: Collection[str], folder: Path, indexes: Sequence[str]) -> None:
-    """Download the wheels of a lock for these Pythons, but for those that are in ``folder``.
-    PlanError: an index does not have them, or cannot be asked.
+    """Download a lock's wheels for these Pythons, except those already in ``folder``.
+
+    Raise PlanError if an index lacks them or cannot be reached.
     """
     there = {parse_wheel_filename(path.name)[0] for path in folder.glob("*.whl")}
     for python in pythons:
@@ -134,13 +137,13 @@ def download(lock: Pylock, pythons: Collection[str], folder: Path, indexes: Sequ
 
 
 def _pip(command: Sequence[str], lines: Sequence[str]) -> str:
-    """Run pip with lines of requirements, and return what went wrong."""
+    """Run pip with lines of requirements. Return an error message or an empty text."""
     options = ["--quiet", "--no-input", "--disable-pip-version-check", "--no-deps"]
     options += ["--require-hashes", "--requirement", "/dev/stdin"]
     try:
         done = subprocess.run(
             [sys.executable, "-I", "-m", "pip", command[0], *options, *command[1:]],
-            input="\n".join(lines),  # not as arguments: an index may hold a password
+            input="\n".join(lines),  # not as arguments: an index URL may contain a password
             capture_output=True,
             text=True,
             errors="replace",
@@ -158,8 +161,9 @@ def _hashes(package: Package) -> list[str]:
 
 
 def requirements(lock: Pylock, folder: Path) -> Iterator[str]:
-    """Yield a line for each package of a lock, with the hashes of its wheels, of which those that
-    were built are in ``folder``.
+    """Yield a line for each package of a lock, with the hashes of its wheels.
+
+    ``folder`` contains the wheels that were built.
     """
     built: dict[str, list[str]] = {}
     for path in folder.glob("*.whl"):

@@ -1,1 +1,1 @@
-"""From the inventory's facts to ranks, their GPUs, the code archive and the manifest."""
+"""Plans ranks, their GPUs, the code archive and the manifest from the inventory's facts."""

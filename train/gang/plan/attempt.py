@@ -1,4 +1,4 @@
-"""The plan of one attempt: ranks and their GPUs, the code archive, the manifest."""
+"""Plans one attempt: ranks and their GPUs, the code archive, the manifest."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ Args = connections.Args
 
 
 def check_variables(play: connections.Play, args: Args) -> dict[str, object]:
-    """Check the variables of all hosts; PlanError names what is wrong. Return the ``arguments`` of
-    the script and the names of its environment for each host, and the names for the gang, with
-    those of the variables that are not the same in all ranks; the ``modules`` that the script
-    imports from packages; and ``beside``, see connections.Play.neighbours.
+    """Check the variables of all hosts. Raise PlanError with all problems.
+
+    Return the ``arguments`` of the script and the names in its environment for each host, the names
+    for the job and those that differ between ranks, the ``modules`` that the script imports from
+    packages, and ``beside`` (see connections.Play.neighbours).
     """
     names = set(job_variables.options()[0]) - {"train_job_groups", job_variables.ENVIRONMENT}
     members = {h: kind for kind, hosts in args["groups"].items() for h in hosts if h in play.hosts}
@@ -59,7 +60,7 @@ def check_variables(play: connections.Play, args: Args) -> dict[str, object]:
 
 
 def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
-    """Plan the gang, pack the code, write the manifest; PlanError, OSError: nothing was started."""
+    """Plan the job, pack the code, write the manifest. PlanError, OSError: nothing was started."""
     groups = {kind: list(hosts) for kind, hosts in args["placement"]["groups"].items()}
     names = list(args["placement"]["hosts"])
     hosts = {
@@ -115,7 +116,7 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
         "archive": str(archive),
         "hosts": names,
         "ranks": {rank["host"]: rank for rank in ranks},
-        "manifest": plan.staged(manifest),  # as the hosts have it, and only they
+        "manifest": plan.staged(manifest),  # in this form, it is only stored on the hosts
     }
 
 
@@ -126,12 +127,12 @@ def _require_tensorflow(
     code: Sequence[tuple[Path, str]],
     hosts: plan.Hosts,
 ) -> None:
-    """Refuse (PlanError) hosts without TensorFlow, if the script imports it as it begins."""
+    """Raise PlanError if hosts lack TensorFlow and the script imports it on startup."""
     lacking: dict[str, list[str]] = {}
     for host, facts in hosts.items():
         names = args["variables"]["ranks"][host]["environment_names"]
         found = play.registered(host, "__train_job_preflight").get("lacks_tensorflow")
-        # With PYTHONPATH, the script may find more than the interpreter by itself.
+        # With PYTHONPATH, the script may find packages that the interpreter alone does not.
         if found is True and "PYTHONPATH" not in names:
             lacking.setdefault(facts["python"], []).append(host)
     files = {name: path for path, name in code}
@@ -149,7 +150,7 @@ def _require_tensorflow(
 
 
 def _git_state(folder: Path) -> dict[str, str | bool] | None:
-    """Return ``commit`` and ``clean`` of the git work tree that holds ``folder``, None if none."""
+    """Return ``commit`` and ``clean`` of the git work tree around ``folder``, or None."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(folder), *arguments]
@@ -167,8 +168,9 @@ def _git_state(folder: Path) -> dict[str, str | bool] | None:
 def _first_manifest(
     script: staging.Script, include: Sequence[Path], args: Args, first: str
 ) -> Manifest:
-    """Return what is the same for all attempts, but for the job's id and ``code_sha256``; the
-    arguments are those of the host ``first``, and by host those that differ from them.
+    """Return the fields that all attempts share, except the job's id and ``code_sha256``.
+
+    The arguments are those of the host ``first``. Other hosts are listed if theirs differ.
     """
     by_host = {host: list(rank["arguments"]) for host, rank in args["variables"]["ranks"].items()}
     manifest: Manifest = {
@@ -191,7 +193,7 @@ def _first_manifest(
 def _with_attempt(
     manifest: Manifest, args: Args, ranks: list[PlannedRank], hosts: plan.Hosts
 ) -> Manifest:
-    """Return ``manifest`` with what is needed to run the job again and to follow it elsewhere."""
+    """Return ``manifest`` with the data to run the job again and to follow it from elsewhere."""
     versions = {facts["tensorflow"] for facts in hosts.values()}
     planned: Attempt = {
         "attempt": int(args["attempt"]),
@@ -214,7 +216,7 @@ def _with_attempt(
 
 
 def _unused_gpus(hosts: plan.Hosts) -> list[str]:
-    """Warn of machines that have GPUs and are not to train on them."""
+    """Warn about machines whose GPUs the job is set not to use."""
     unused = [
         host for host, facts in hosts.items() if facts["gpus"] and facts["gpus_wanted"] == gpus.NONE
     ]
@@ -226,7 +228,7 @@ def _unused_gpus(hosts: plan.Hosts) -> list[str]:
 
 
 def _notify_start(play: connections.Play, manifest: Manifest, run_dir: Path) -> list[str]:
-    """Notify that the job starts, without waiting for it."""
+    """Notify that the job starts, without waiting for the notification to be sent."""
     event, message, attempt = "start", "", manifest["attempt"]
     if attempt > 1:
         before = read_result(run_dir / records.ATTEMPTS_DIR / str(attempt - 1))

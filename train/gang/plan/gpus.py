@@ -1,6 +1,6 @@
-"""Which GPUs of a machine each rank gets: no two ranks the same one.
+"""Assigns the GPUs of a machine to its ranks, each GPU to one rank only.
 
-TensorFlow itself would take all GPUs of the machine for every rank.
+By default, TensorFlow would take all GPUs of the machine for every rank.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NONE = "none"
 
 @dataclass(frozen=True)
 class _Device:
-    """A GPU, or a MIG instance of it; the UUID is that of the GPU or of the instance."""
+    """A GPU or one of its MIG instances, with the UUID of that GPU or instance."""
 
     gpu: int
     uuid: str
@@ -33,13 +33,13 @@ class _Device:
 
 
 def share(ranks: Sequence[PlannedRank], hosts: Hosts) -> None:
-    """Plan the GPUs of each of ``ranks``, as ``CUDA_VISIBLE_DEVICES`` takes them.
+    """Plan the GPUs of each of ``ranks`` as values for ``CUDA_VISIBLE_DEVICES``.
 
-    What ranks name is theirs. The other GPUs of a machine are dealt out to its ranks that say
-    ``auto`` and train, in the order of the ranks: even shares, each of neighbouring GPUs. What is
-    left of an uneven number stays unused, because a gang's ranks train with equal numbers. GPUs
-    that others use are left out, unless too few are left and the job waits for them. PlanError: a
-    GPU does not exist, is in use or in two ranks, or there are too few for ``auto``.
+    GPUs that a rank lists are reserved for it. The machine's other GPUs are divided among its
+    training ranks with ``auto``, in rank order: equal shares of adjacent GPUs. A remainder stays
+    unused, because all ranks of a job train with the same number. GPUs that others use are left
+    out, unless too few remain and the job can wait for them. Raise PlanError if a GPU does not
+    exist, is in use or is listed for two ranks, or if there are too few for ``auto``.
     """
     machines: dict[str, list[PlannedRank]] = {}
     for rank in ranks:
@@ -78,7 +78,7 @@ def _share_machine(members: Sequence[PlannedRank], hosts: Hosts) -> None:
 
 
 def _free(waiting: Sequence[str], machine: HostFacts, used: Set[int]) -> list[int]:
-    """Return the indices of GPUs for the hosts ``waiting``, besides those ``used`` by name."""
+    """Return GPU indices for the hosts ``waiting``, except the GPUs in ``used`` (listed ones)."""
     wholes = [_Device(gpu["index"], gpu["uuid"], True) for gpu in machine["gpus"]]
     busy = {device: _busy(device, machine) for device in wholes if device.gpu not in used}
     unused = [device.gpu for device, found in busy.items() if not found]
@@ -112,14 +112,14 @@ def _count(number: int, what: str) -> str:
 
 
 def _busy(device: _Device, machine: HostFacts) -> list[BusyGpu]:
-    """Return why a device is not to be had, itself or what it is a part of or has as a part."""
+    """Return why a device is busy: itself, its GPU, or one of its instances."""
     gpu = next(gpu for gpu in machine["gpus"] if gpu["index"] == device.gpu)
     parts = [gpu["uuid"], *(gpu["instances"] if device.whole else [device.uuid])]
     return [machine["gpus_busy"][uuid] for uuid in parts if uuid in machine["gpus_busy"]]
 
 
 def _named(host: str, wanted: Any, gpus: Sequence[Gpu]) -> list[_Device]:
-    """Return what a list names."""
+    """Return the devices in a list of ``train_job_gpus``."""
     if not isinstance(wanted, list) or any(
         isinstance(name, bool) or not isinstance(name, int | str) for name in wanted
     ):
@@ -156,7 +156,7 @@ def _take(device: _Device, host: str, taken: list[tuple[_Device, str]]) -> None:
 
 
 def _visible(named: Sequence[_Device], wanted: Sequence[int | str]) -> list[str]:
-    """Return the devices all as indices or all as UUIDs: CUDA reads no mixture of them."""
+    """Return the devices all as indices or all as UUIDs, because CUDA does not accept a mixture."""
     if all(is_number(str(name)) for name in wanted):
         return [str(device.gpu) for device in named]
     return [device.uuid for device in named]

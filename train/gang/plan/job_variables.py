@@ -1,8 +1,8 @@
-"""The role's variables as users write them, checked by name before anything starts: types and
-limits, and what must be the same for all hosts.
+"""Checks the role's variables before anything starts: names, types, limits, and values that must
+be the same for all hosts.
 
 A message names the variable, its host, the file and line where it is set, the value and its type,
-what is expected, and what to do. Values of the script's environment are in none of them.
+the expected value, and the remedy. Values of the script's environment are never shown.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from train.gang.plan.typed_values import LONGEST, Option, Written, at, converted
 
 ENVIRONMENT = "train_job_environment"
 ARGUMENTS = "train_job_args"
-#: The place of a role's default, which is right: its templates are not filled in.
+#: The place of a role's default, which is valid and whose templates are not rendered.
 DEFAULT = "the default"
 _ROLE = REPOSITORY / "roles/train_job"
 
 
 @dataclass(frozen=True)
 class Given:
-    """What the variables of one host give to a job."""
+    """Settings of a job from the variables of one host."""
 
     names: list[str]  # of all its variables
     values: Mapping[str, Any]  # of the role
     places: Mapping[str, str]  # where each is set
-    environment: tuple[dict[str, str], list[str]]  # and what is wrong with it
-    problems: list[str]  # with templates
+    environment: tuple[dict[str, str], list[str]]  # and its problems
+    problems: list[str]  # of templates
 
 
 def _read(name: str) -> Any:
-    """Return what a YAML file of the role holds."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast
+    """Return the content of one of the role's YAML files."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster
     return yaml.load((_ROLE / name).read_text(encoding="utf-8"), loader)
 
 
 @functools.cache
 def options() -> tuple[dict[str, Option], set[str]]:
-    """Return the variables of the role's entry point ``main``, and the names of all entry points'
-    variables.
+    """Return the variables of the role's entry point ``main``, and the names of the variables of
+    all entry points.
     """
     entries = _read("meta/argument_specs.yml")["argument_specs"]
     internal = _read("vars/main.yml")
@@ -68,7 +68,7 @@ def options() -> tuple[dict[str, Option], set[str]]:
 
 
 def check_names(names: Collection[Any], known: Collection[str]) -> Iterator[str]:
-    """Yield what is wrong with variables that the role does not have."""
+    """Yield a problem for each variable that the role does not have."""
     for name in names:
         if isinstance(name, str) and name.startswith("train_job_") and name not in known:
             near = difflib.get_close_matches(name, sorted(known), n=2)
@@ -77,7 +77,7 @@ def check_names(names: Collection[Any], known: Collection[str]) -> Iterator[str]
 
 
 def problem_of(name: str, value: Any, option: Option, place: str, default: Any) -> str:
-    """Return what is wrong with the value of a variable, empty if nothing is; ``{hosts}`` stands
+    """Return the problem with a variable's value, or an empty text. ``{hosts}`` is a placeholder
     for the names of its hosts.
     """
     try:
@@ -95,7 +95,7 @@ def problem_of(name: str, value: Any, option: Option, place: str, default: Any) 
 def differences(
     by_host: Mapping[str, Mapping[str, tuple[Any, str]]], known: Mapping[str, Option]
 ) -> Iterator[str]:
-    """Yield what is wrong with variables that hold for a whole gang and differ between its hosts.
+    """Yield a problem for each job-wide variable that differs between hosts.
 
     Args:
         by_host: value and place of each variable, by host and name.
@@ -107,7 +107,7 @@ def differences(
         places: dict[str, str] = {}
         for host, found in by_host.items():
             value, place = found.get(name, (None, ""))
-            with contextlib.suppress(ValueError):  # which is reported by itself
+            with contextlib.suppress(ValueError):  # reported separately
                 value = converted(value, option)
             key = json.dumps(value, sort_keys=True, default=str)
             values.setdefault(key, []).append(host)
@@ -130,10 +130,10 @@ def _some(hosts: Sequence[str], most: int = 8) -> str:
 
 
 def shared(problems: Sequence[tuple[str, str]]) -> list[str]:
-    """Return each problem once, with the names of all hosts that have it for ``{hosts}``.
+    """Return each problem once, with ``{hosts}`` replaced by the names of all its hosts.
 
     Args:
-        problems: host and problem.
+        problems: pairs of host and problem.
     """
     hosts: dict[str, list[str]] = {}
     for host, problem in problems:
@@ -142,14 +142,16 @@ def shared(problems: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def refuse(problems: Sequence[str]) -> None:
-    """Raise PlanError with all problems, if there are any."""
+    """Raise PlanError with all problems if there are any."""
     if problems:
         raise PlanError("\n".join(problems))
 
 
 def check(given: Mapping[str, Given], written: Written) -> dict[str, list[str]]:
-    """Refuse (PlanError) variables that the role does not have, values of a wrong type, and what
-    differs between hosts and holds for all of them. Return the script's arguments, by host.
+    """Check the variables of all hosts and return the script's arguments by host.
+
+    Raise PlanError for unknown variables, values of a wrong type, and job-wide variables that
+    differ between hosts.
 
     Args:
         given: by inventory host.

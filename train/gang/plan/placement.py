@@ -1,4 +1,4 @@
-"""Which inventory hosts take part in an attempt, and as which task."""
+"""Chooses the inventory hosts of an attempt and their tasks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from train.gang.login_failures import names_of
 from train.gang.plan.ranks import PlanError
 from train.host import records
 
-#: The inventory group of hosts that take the place of one that is lost.
+#: The inventory group of hosts that replace lost ones.
 SPARE = "spare"
 
 
@@ -17,8 +17,8 @@ class Placement(TypedDict):
     """The inventory hosts of one attempt."""
 
     groups: dict[str, list[str]]  # of each task type, in the order of their indices
-    hosts: list[str]  # all that take part, chief first
-    left_out: dict[str, str]  # why others do not, but for spares that are not needed
+    hosts: list[str]  # all participating hosts, chief first
+    left_out: dict[str, str]  # reasons by missing host, without spares
 
 
 def choose(
@@ -28,22 +28,24 @@ def choose(
     least: int = 0,
     earlier: Sequence[str] = (),
 ) -> Placement:
-    """Return who takes part in an attempt. A host that is missing is replaced by a spare one. Where
-    there is none, the gang gets smaller, if ``least`` allows it (else PlanError): the others move
-    up, so that the indices stay dense, and the first worker becomes the chief where the inventory
-    names one. Parameter servers cannot get fewer. An evaluator is left out in a gang that may.
+    """Return the hosts of an attempt. A spare host replaces a missing one.
+
+    Without a spare, the job gets smaller if ``least`` allows that. Otherwise PlanError is raised.
+    The remaining hosts move up, so that indices have no gaps, and the first worker becomes the
+    chief if the inventory has a chief. The number of parameter servers cannot shrink. A missing
+    evaluator is left out if the job may shrink.
 
     Args:
         groups: the inventory hosts of each task type, and of ``spare``.
-        missing: why a host cannot take part, by host.
-        least: how few chief and workers together may be; 0 for all of them.
-        earlier: the hosts of the attempt before, chief first: they keep their order, so that the
-            rank with the newest checkpoint stays the chief; a host that is back comes after them.
+        missing: why a host cannot participate, by host.
+        least: minimum number of chief and workers together; 0 for all of them.
+        earlier: the hosts of the previous attempt, chief first. They keep their order, so that the
+            rank with the newest checkpoint stays the chief. Returning hosts come after them.
     """
     known = {kind: list(groups.get(kind, ())) for kind in (*records.TASK_TYPES, SPARE)}
     there = {kind: [host for host in hosts if host not in missing] for kind, hosts in known.items()}
     wanted = known["chief"] + known["worker"]
-    # A spare that took part has what the attempt before has left; originals come before it.
+    # A spare from the previous attempt has its files. Original hosts come before new spares.
     kept = [host for host in earlier if host in wanted or host in there[SPARE]]
     order = list(dict.fromkeys([*kept, *wanted, *there[SPARE]]))
     free = sorted(there[SPARE], key=lambda host: host not in kept)
@@ -79,7 +81,7 @@ def choose(
 
 
 def by_reason(reasons: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the hosts that have each reason, in their order."""
+    """Return the hosts for each reason, in their order."""
     hosts: dict[str, list[str]] = {}
     for host, why in reasons.items():
         hosts.setdefault(why, []).append(host)
@@ -87,8 +89,9 @@ def by_reason(reasons: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def aliases(machines: Mapping[str, str], reached: Mapping[str, str]) -> list[str]:
-    """Return warnings of machines that the inventory has under several names: setup takes two ways
-    to connect (``reached``) for two machines.
+    """Return warnings about machines with several names in the inventory.
+
+    setup treats different connections (``reached``) as different machines.
     """
     named: dict[str, dict[str, str]] = {}
     for host, machine in machines.items():

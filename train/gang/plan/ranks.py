@@ -1,4 +1,4 @@
-"""What is planned on the control node before a gang starts: its ranks, its folder, its manifest."""
+"""Plans a job on the control node before it starts: its ranks, its folder, its manifest."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ from train.gang.records import MANIFEST_FILE, Manifest, PlannedRank
 from train.host import records
 from train.host.records import HostFacts
 
-#: The facts of every inventory host that takes part, as ``check_host`` reported them.
+#: Facts about every participating inventory host, as reported by ``check_host``.
 Hosts = Mapping[str, HostFacts]
 
 
 class PlanError(Exception):
-    """The job cannot start; the message is for the user."""
+    """The job cannot start. The message is for the user."""
 
 
 class NothingAnsweredError(PlanError):
-    """No host of a play could be logged in to; why not is in the results of an earlier task."""
+    """No host of a play answered. The results of an earlier task have the reasons."""
 
 
 def plan_ranks(groups: Mapping[str, Sequence[str]], hosts: Hosts) -> list[PlannedRank]:
-    """Return the ranks of the gang, chief first; ``groups`` has the hosts of each task type in the
-    order of their indices. PlanError: such a gang cannot be.
+    """Return the ranks of the job, chief first.
+
+    ``groups`` has the hosts of each task type, in the order of their indices. Raise PlanError if
+    the ranks cannot form a cluster.
     """
     members = [(kind, host) for kind in records.TASK_TYPES for host in groups.get(kind, ())]
     if not groups.get("worker") and not groups.get("chief"):
@@ -49,7 +51,7 @@ def plan_ranks(groups: Mapping[str, Sequence[str]], hosts: Hosts) -> list[Planne
     _check_versions(hosts)
 
     cluster_size = sum(kind != "evaluator" for kind, _ in members)
-    # Without a chief that coordinates them, workers of parameter servers train by themselves.
+    # Without a chief to coordinate them, workers with parameter servers train by themselves.
     served = bool(groups.get("ps")) and bool(groups.get("chief"))
     machines = Counter(hosts[host]["machine"] for _, host in members)
     return [
@@ -98,9 +100,11 @@ def _check_versions(hosts: Hosts) -> None:
 def keep_checkpoints(
     ranks: Sequence[PlannedRank], hosts: Hosts, results_dirs: Mapping[str, str], copy: bool
 ) -> None:
-    """Plan for ``ranks`` the folder of each host's checkpoints, which is named for its task in the
-    first attempt that it took part in (``results_dirs``), and who keeps a ``copy``. That is the
-    first worker on another machine than the chief's: if that machine is lost, it becomes the chief.
+    """Plan the checkpoint folder of each rank's host, and which rank keeps a ``copy``.
+
+    A folder is named after the host's task in its first attempt (``results_dirs``). The copy is
+    kept by the first worker that is not on the chief's machine. If that machine is lost, this
+    worker becomes the chief.
     """
     chief = hosts[ranks[0]["host"]]["machine"]
     for rank in ranks:
@@ -111,7 +115,7 @@ def keep_checkpoints(
 
 
 def check_id(job: str) -> None:
-    """Refuse (PlanError) what is no job id: it names folders."""
+    """Raise PlanError if a job id, which names folders, is invalid."""
     if not records.JOB_PATTERN.fullmatch(job):
         raise PlanError(
             f"train_job_id {job!r} is no job id: use 1 to 64 letters, digits, '.', '_' or '-', "
@@ -119,16 +123,16 @@ def check_id(job: str) -> None:
         )
 
 
-#: Names of scripts that say nothing about what they train.
+#: Script names that do not describe what they train.
 _GENERAL_NAMES = ("main", "train", "run", "__main__")
 
 
 def choose_job(job: str, script: Path, runs_dir: Path) -> tuple[str, Path]:
     """Return the job's id and its new, empty folder on the control node.
 
-    Without an id that is asked for (``job``) it is the script's name and the time; of a script with
-    a general name, such as main.py, the name of its folder. PlanError: the id is malformed, or its
-    folder holds an earlier run.
+    By default (``job`` is empty), the id is the script's name and the time. For a generic name such
+    as main.py, the folder's name is used. Raise PlanError if the id is invalid, or its folder
+    already has a job.
     """
     if job:
         check_id(job)
@@ -155,7 +159,7 @@ def choose_job(job: str, script: Path, runs_dir: Path) -> tuple[str, Path]:
 
 
 def read_manifest(job: str, runs_dir: Path) -> Manifest:
-    """Return what an earlier attempt of ``job`` wrote. PlanError: there is no such job here."""
+    """Return the manifest of an earlier attempt of ``job``. Raise PlanError if there is none."""
     check_id(job)
     manifest = gang_records.read_manifest(runs_dir / job)
     if manifest is None:
@@ -168,7 +172,7 @@ def read_manifest(job: str, runs_dir: Path) -> Manifest:
 
 
 def staged(manifest: Manifest) -> Manifest:
-    """Return ``manifest`` with its last attempt marked as staged: only such ones are restarts."""
+    """Return ``manifest`` with its last attempt marked as staged. Only those count as restarts."""
     *earlier, last = manifest["attempts"]
     if last["staged"]:
         return manifest

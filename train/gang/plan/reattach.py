@@ -1,8 +1,8 @@
-"""Puts together what the hosts keep of a job, for a control node that may know nothing of it.
+"""Assembles a job's description from its hosts, for a control node that may have no data about it.
 
-A job's description holds what its ranks run, so a single host cannot change it: it counts where the
-control node that started the job wrote it, or where all hosts agree. What is not known of a host
-that did not answer is in what the others keep of the job.
+The description includes the code that ranks run, so a single host must not be able to change it. It
+is trusted if it comes from the control node that started the job, or if all hosts agree. Facts
+about a host that did not answer come from the other hosts' descriptions.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from train.gang.reports import ReportError, fields, items, mapping, matching, re
 from train.host import records
 from train.host.records import HostFacts, RankInfo
 
-#: What each attempt writes again; all else is the same from the job's start to its end.
+#: Fields that each attempt rewrites. All others are constant for the whole job.
 _OF_ATTEMPT = {"attempt", "attempts", "results_dirs", "hosts", "ranks", "tf_config", "versions"}
 _HOST, _RANKS = text(255), reports.MAX_RANKS
-#: They stay as they are, whatever characters they hold: the script gets them again.
+#: Arguments are not cleaned, because the script gets them again.
 _ARGUMENTS = items(reports.chunk(reports.MAX_TEXT))
 _CLUSTER = mapping(reports.one_of(*records.TASK_TYPES), items(text(300), _RANKS))
 _MANIFEST = fields(
@@ -54,8 +54,9 @@ _MANIFEST = fields(
 
 
 def check(value: object, job: str, inventory: Inventory) -> Manifest:
-    """Return a manifest that a host sent, with clean texts, in the names of the inventory.
-    ReportError: it is malformed, of another job, or has hosts that are not in the inventory.
+    """Return a manifest from a host, with clean texts and the inventory's host names.
+
+    Raise ReportError if it is malformed, is of another job, or has hosts outside the inventory.
     """
     checked: Manifest = _MANIFEST(value)
     if checked["job"] != job:
@@ -79,15 +80,16 @@ def check(value: object, job: str, inventory: Inventory) -> Manifest:
 def choose(
     kept: Mapping[str, object], own: Manifest | None, job: str, inventory: Inventory
 ) -> tuple[Manifest | None, list[str]]:
-    """Return the manifest to believe, and warnings of hosts that report something else. Of several
-    attempts it is the newest that this control node has written, or that two hosts report alike, or
-    that takes part on no other host; if there is none, the newest. Of an attempt that was planned
-    here, it is what was written here.
+    """Return the manifest to trust, and warnings about hosts with a different one.
+
+    Choose the newest attempt that this control node has written, or that two hosts or all of its
+    hosts report alike. If there is none, choose the newest. For an attempt planned here, use the
+    local manifest.
 
     Args:
-        kept: what each inventory host keeps, as it came.
-        own: what this control node keeps, in the names of the inventory; without that, hosts that
-            do not agree on what the job is are a PlanError.
+        kept: each inventory host's manifest, unchecked.
+        own: this control node's manifest, with the inventory's host names. Without it, PlanError is
+            raised if the hosts disagree on the job's constant fields.
     """
     found: dict[str, Manifest] = {}
     warnings = []
@@ -123,21 +125,22 @@ def _is_confirmed(manifest: Manifest, found: Mapping[str, Manifest]) -> bool:
 
 
 def _constant(manifest: Manifest) -> dict[str, object]:
-    """Return what is the same for all attempts of a job."""
+    """Return the fields that all attempts of a job share."""
     return {
         name: reports.bounded(value) for name, value in manifest.items() if name not in _OF_ATTEMPT
     }
 
 
 def _claim(manifest: Manifest) -> tuple[int, str]:
-    """Return which attempt a manifest is of, and of which control node."""
+    """Return a manifest's attempt, and an id of the control node's plan."""
     return manifest["attempt"], manifest["attempts"][-1]["claim"]
 
 
 def find(play: connections.Play, args: connections.Args) -> dict[str, object]:
     """Return ``attempt``, ``run_dir``, ``hosts`` (chief first) and ``found_ranks`` of a job.
-    PlanError, OSError or ValueError: it is not known, or not all of its hosts are here;
-    NothingAnsweredError: none of its hosts can be reached.
+
+    Raise PlanError, OSError or ValueError if the job is unknown or some of its hosts are not in
+    this play, NothingAnsweredError if none of its hosts can be reached.
     """
     job = str(args["job"])
     if not job:
@@ -183,7 +186,7 @@ def find(play: connections.Play, args: connections.Args) -> dict[str, object]:
         if written is not None and written["attempt"] < newest["attempt"]:
             withdrawal.set_aside(run_dir, written["attempt"])
         records.write_json(str(run_dir / gang_records.MANIFEST_FILE), newest)
-    # Of those that take part: one that was replaced may be back, with the job's files.
+    # Only participating hosts: a replaced host may be back and still have the job's files.
     folders = {
         rank["host"]: str(Path(rank["rank_dir"]).parent) for rank in ranks if rank["host"] in kept
     }
@@ -197,7 +200,7 @@ def find(play: connections.Play, args: connections.Args) -> dict[str, object]:
 
 
 def _ranks_in(state: Mapping[str, Any]) -> list[Any]:
-    """Return the ranks in what a host registered of its state, None for no rank."""
+    """Return the ranks in a host's result of ``state``, None for no rank."""
     return [state.get("rank"), *(seen.get("rank") for seen in state.get("more") or ())]
 
 
@@ -208,8 +211,9 @@ def _rank(
     facts: Mapping[str, HostFacts],
     root: str,
 ) -> FoundRank:
-    """Return a rank as ``stage`` returns it, from the ``state`` that its host registered, or else
-    as far as this control node knows its host: what another host reports of it does not count.
+    """Return a rank as ``stage`` does, from the ``state`` that its host registered.
+
+    Otherwise use this control node's facts about the host. Other hosts' reports do not count.
     """
     about = (manifest["job"], manifest["attempt"], planned["task"])
     reported: list[RankInfo] = [reports.rank(found) for found in _ranks_in(state) if found]
@@ -237,9 +241,10 @@ def _rank(
 def fetch_archive(
     play: connections.Play, folders: dict[str, str], archive: Path, sha256: str, limit: int
 ) -> list[str]:
-    """Fetch what was sent to the hosts, whose files have ``limit`` bytes at most, from the job's
-    folder on the first host that has it as it was. Another attempt needs it, and it alone: what
-    goes wrong ends no watch. Return what to warn of: why there is no archive, by host.
+    """Fetch the code archive from the job's folder on the first host that has it unchanged.
+
+    Its files have at most ``limit`` bytes. Only another attempt needs it, so an error does not end
+    the watch. Return warnings: why there is no archive, by host.
     """
     warnings = []
     for host, folder in folders.items():

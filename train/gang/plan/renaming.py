@@ -1,6 +1,6 @@
-"""Translates the hosts of a job into those of this play: the job may have been started under an
-inventory with other names for the same machines. A host is found by the ranks that it reports, and
-one that does not answer by its address.
+"""Translates a job's host names into those of this play, in case the job was started with an
+inventory that has other names for the same machines. A host is identified by the ranks that it
+reports, or by its address if it does not answer.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ _Value = TypeVar("_Value")
 
 
 class Inventory(NamedTuple):
-    """The inventory hosts of this play, and what is known of each."""
+    """The inventory hosts of this play, with their reports and addresses."""
 
     names: Sequence[str]
-    ranks: Mapping[str, Sequence[RankInfo]]  # those that it reports of the job
-    addresses: Mapping[str, str]  # of its connection
+    ranks: Mapping[str, Sequence[RankInfo]]  # the job's ranks that each host reports
+    addresses: Mapping[str, str]  # of their connections
 
 
 def inventory_of(
     play: connections.Play, names: Sequence[str], reported: Mapping[str, Sequence[Any]]
 ) -> Inventory:
-    """Return the hosts of a play with the ranks that they ``reported``, None for no rank.
-    ReportError: a report is malformed.
+    """Return the hosts of a play and the ranks that they ``reported`` (None for no rank).
+
+    Raise ReportError if a report is malformed.
     """
     ranks = {
         name: [reports.rank(rank) for rank in found if rank] for name, found in reported.items()
@@ -38,9 +39,10 @@ def inventory_of(
 
 
 def in_names_of(manifest: Manifest, inventory: Inventory) -> Manifest:
-    """Return a manifest in which hosts have the names that they have in an inventory; those that
-    are not found there keep theirs. It is the same object if all names stay. PlanError: several
-    hosts report the same rank.
+    """Return the manifest with the host names of an inventory.
+
+    Hosts that are not in the inventory keep their names. If no name changes, return the same
+    object. Raise PlanError if several hosts report the same rank.
     """
     new: dict[str, str] = {}
     tasks: dict[str, str] = {}
@@ -69,7 +71,7 @@ def in_names_of(manifest: Manifest, inventory: Inventory) -> Manifest:
 
 
 def _keyed(by_host: Mapping[str, _Value], new: Mapping[str, str]) -> dict[str, _Value]:
-    """Return values by the new names of hosts; of two hosts with one new name, the first counts."""
+    """Return values by new host name. If two hosts get the same name, keep the first value."""
     found: dict[str, _Value] = {}
     for host, value in by_host.items():
         found.setdefault(new.get(host, host), value)
@@ -92,7 +94,7 @@ def _name_of(
     facts: Any = manifest.get("hosts", {}).get(host, {})
     address = facts.get("address")
     if found:
-        # No host speaks for another one.
+        # A host is not trusted about a rank at another host's address.
         there = {name: key for name, key in found.items() if _is_at(address, name, inventory)}
         found = there or found
         if len(set(found.values())) > 1:

@@ -1,4 +1,4 @@
-"""The arguments of the script as users write them: a list, or a string that a shell would split."""
+"""Parses the script's arguments: a list, or a string that is split like a shell command."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from train.gang.plan.typed_values import Written, shown, text_of
 
 
 def words(value: Any, written: Written) -> list[str]:
-    """Return the script's arguments from a list, or from a string, which is split as a shell splits
-    it. ValueError says what is wrong.
+    """Return the script's arguments from a list, or from a string split like a shell command.
+
+    Raise ValueError with an explanation if that fails.
     """
     if value is None:
         return []

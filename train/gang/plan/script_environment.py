@@ -1,4 +1,4 @@
-"""The environment of the script on a host, merged over the levels at which it is set, as text."""
+"""Merges the script's environment on a host, as text, from all levels at which it is set."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 from train.gang.plan.typed_values import Written, at, kind_of, text_of
 
-#: Returns where a value is set, such as ``hosts.yml:4``; empty if that is not known.
+#: Returns where a value is set, such as ``hosts.yml:4``, or an empty text if unknown.
 Where = Callable[[Any], str]
 
 
 @dataclass(frozen=True)
 class Sources:
-    """How values of one host's variables are read."""
+    """Functions that read the values of one host's variables."""
 
     template: Callable[[Any], Any]
     written: Written
@@ -23,14 +23,15 @@ class Sources:
 
 
 def merge(levels: Sequence[Any], sources: Sources) -> tuple[dict[str, str], list[str]]:
-    """Return the script's environment on a host, merged over all ``levels`` at which it is set, the
-    lowest first, and what is wrong with it.
+    """Return the script's environment on a host and its problems.
+
+    It is merged over all ``levels`` at which it is set, lowest first.
     """
     found: dict[str, str] = {}
     problems: list[str] = []
     for level in levels:
         values = sources.template(level) if isinstance(level, str) else level
-        if values is None:  # all of its lines are comments
+        if values is None:  # all lines are commented out
             continue
         if not isinstance(values, Mapping):
             problems.append(
@@ -77,6 +78,6 @@ def _remedy(name: Any, value: Any) -> str:
 
 
 def differing(environments: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return the names of variables that are not the same in all environments."""
+    """Return the names of variables that differ between environments."""
     names = sorted({name for environment in environments for name in environment})
     return [name for name in names if len({one.get(name) for one in environments}) > 1]

@@ -1,4 +1,4 @@
-"""Which packages a script needs: what it and its own files import as it begins."""
+"""Finds the packages that a script and its own files import on startup."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ TENSORFLOW = "tensorflow"
 
 
 def needs_tensorflow(entry: str, files: Mapping[str, Path]) -> bool:
-    """Return whether a script imports TensorFlow as it begins; see ``packages``."""
+    """Return whether a script imports TensorFlow on startup; see ``packages``."""
     return TENSORFLOW in packages(entry, files)
 
 
 def packages(entry: str, files: Mapping[str, Path]) -> list[str]:
-    """Return the modules of packages that a script imports before anything else can happen: at the
-    top level of a file, and not within ``try``, ``if`` or a function. None is of Python itself.
+    """Return the modules from packages that a script always imports on startup: at the top level of
+    a file, and not within ``try``, ``if`` or a function. Python's own modules are excluded.
 
     Args:
         entry: the file that is run, by its name in ``files``.
-        files: all files of the job, by their paths as posix in its folder.
+        files: all files of the job, by their POSIX paths in its folder.
     """
     modules = {_module(name): name for name in files if name.endswith(".py")}
     found: dict[str, None] = {}
@@ -47,14 +47,14 @@ def _module(name: str) -> str:
 
 
 def _parts(module: str) -> Iterator[str]:
-    """Yield ``a``, ``a.b`` and ``a.b.c``: all of them are imported."""
+    """Yield ``a``, ``a.b`` and ``a.b.c``, because all of them are imported."""
     words = module.split(".")
     for count in range(1, len(words) + 1):
         yield ".".join(words[:count])
 
 
 def _imports(path: Path, module: str, is_package: bool) -> Iterator[str]:
-    """Yield the modules that a file imports at its top level; nothing if it cannot be parsed."""
+    """Yield the modules that a file imports at its top level, or nothing if it cannot be parsed."""
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
@@ -72,7 +72,7 @@ def _imports(path: Path, module: str, is_package: bool) -> Iterator[str]:
 
 
 def _always(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements that run when a file is run."""
+    """Yield the statements that always run when a file is run."""
     for statement in body:
         match statement:
             case ast.With(body=inner):

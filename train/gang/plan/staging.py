@@ -1,4 +1,4 @@
-"""What is sent to the hosts for a job: the script with its neighbours, and included files."""
+"""Collects the files that a job sends to the hosts: the script's folder and included files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from train.host import processes, records
 
 WORKER = REPOSITORY / "train" / "worker.py"
 IGNORE_FILE = ".trainignore"
-#: Left out of every staged folder.
+#: Patterns to leave out of every staged folder.
 IGNORED = (
     ".git",
     "__pycache__",
@@ -32,16 +32,16 @@ IGNORED = (
     ".ruff_cache",
     ".ipynb_checkpoints",
 )
-#: The most bytes that an archive may hold which comes back from a host.
+#: Maximum bytes in an archive that is fetched from a host.
 LARGEST = 1 << 34
 
 
 class Script(NamedTuple):
-    """A script on the control node, as a job runs it."""
+    """A script on the control node and how a job runs it."""
 
-    folder: Path  # it is staged as a whole
-    entry: str  # the file to run, by its path in the folder
-    module: str = ""  # the name by which ``python -m`` runs it; empty to run the file
+    folder: Path  # staged as a whole
+    entry: str  # path of the file to run, relative to the folder
+    module: str = ""  # name for ``python -m``, or empty to run the file
 
     @property
     def path(self) -> Path:
@@ -50,15 +50,16 @@ class Script(NamedTuple):
 
     @property
     def words(self) -> list[str]:
-        """The arguments of Python that run it in the folder."""
+        """The arguments with which Python runs it in the folder."""
         return ["-m", self.module] if self.module else [self.entry]
 
 
 def find_script(script: str, module: str = "") -> Script:
-    """Return the script to run. A file is staged with its neighbours. In a directory, ``main.py``
-    or ``__main__.py`` is run, or the only Python file there; or a ``module`` such as
-    ``trainer.task``, whose package the directory contains. PlanError: there is no such script or
-    module, or it is in a home directory.
+    """Return the script to run. Its whole folder is staged.
+
+    In a directory, run ``main.py``, ``__main__.py`` or the only Python file there; or, with
+    ``module`` (such as ``trainer.task``), that module of a package in the directory. Raise
+    PlanError if there is no such script or module, or its folder is a home directory.
     """
     path = Path(script).expanduser().resolve()
     if module:
@@ -110,17 +111,18 @@ def _find_module(folder: Path, module: str) -> tuple[Path, str]:
 
 
 def _is_common(folder: Path) -> bool:
-    """Return whether much in a folder belongs to no job: a home directory or above, /tmp."""
+    """Return whether a folder has many unrelated files: a home directory or above, or /tmp."""
     return Path.home().is_relative_to(folder) or folder == Path("/tmp")
 
 
 def find_includes(include: str | Sequence[str]) -> list[Path]:
-    """Return the files and folders to stage next to the script, as absolute paths. PlanError: one
-    does not exist, is a home directory, or two have the same base name.
+    """Return the files and folders to stage next to the script, as absolute paths.
+
+    Raise PlanError if one does not exist or is a home directory, or two have the same base name.
     """
     found: dict[str, Path] = {}
     for text in [include] if isinstance(include, str) else include:
-        # A link keeps its own name, which resolve() would take away; what it leads to is sent.
+        # A link keeps its own name, which resolve() would replace. Its target's content is sent.
         path = Path(os.path.abspath(Path(text).expanduser()))  # noqa: PTH100
         if not path.is_file() and not path.is_dir():
             raise PlanError(
@@ -142,8 +144,9 @@ def find_includes(include: str | Sequence[str]) -> list[Path]:
 
 
 def staged_files(folder: Path, extra: Sequence[str]) -> Iterator[tuple[Path, str]]:
-    """Yield every file to stage with its path relative to ``folder``, in a stable order. The
-    patterns ``extra``, ``.trainignore`` and the usual ones are matched against each name and path.
+    """Yield every file to stage and its path relative to ``folder``, in a stable order.
+
+    Names and paths are matched against ``extra``, ``.trainignore`` and the built-in patterns.
     """
     patterns = [*IGNORED, *extra]
     ignore = folder / IGNORE_FILE
@@ -168,13 +171,13 @@ def code_files(
     exclude: Sequence[str] = (),
     limit_mb: float = 100,
 ) -> list[tuple[Path, str]]:
-    """Return every file that goes into ``code/``, with its path there, those of ``include`` under
-    their own base names. Links are followed, so that what they name is sent.
+    """Return every file to copy to ``code/``, with its path there. Links are followed.
 
     Args:
-        exclude: patterns to leave out, besides those of each folder's ``.trainignore``.
-        limit_mb: the most that the files may come to, in MiB, before compression. PlanError names
-            the largest parts; it comes for an included name that is taken or holds nothing, too.
+        include: files and folders to add under their base names.
+        exclude: patterns to leave out, in addition to those in each folder's ``.trainignore``.
+        limit_mb: maximum total size in MiB, before compression. PlanError names the largest parts.
+            It is also raised if an included name is taken or has no files.
     """
     code = list(staged_files(folder, exclude))
     taken = {name.split("/")[0] for _, name in code}
@@ -206,7 +209,7 @@ def code_files(
 
 
 def pack(code: Sequence[tuple[Path, str]], archive: Path) -> str:
-    """Write what every rank unpacks, and return the SHA-256 of its names and contents."""
+    """Write the archive that every rank unpacks. Return the SHA-256 of its names and contents."""
     digest = hashlib.sha256()
     with tarfile.open(archive, "w:gz", compresslevel=1, dereference=True) as tar:
         for path, name in code:
@@ -216,7 +219,7 @@ def pack(code: Sequence[tuple[Path, str]], archive: Path) -> str:
 
 
 def check_archive(archive: Path, sha256: str) -> None:
-    """Refuse (PlanError) what is not the job's archive: it may come from a host."""
+    """Raise PlanError if this is not the job's archive: it may come from a host."""
     if not archive.is_file():
         raise PlanError(f"there is no {archive}, which was sent to the hosts: attach to the job")
     try:
@@ -235,16 +238,17 @@ def check_arguments(
     code: Path | Sequence[tuple[Path, str]],
     tf_configs: Mapping[str, Mapping[str, object]],
 ) -> None:
-    """Have the project's own training program check its arguments, here and without TensorFlow. It
-    looks up files that an option names in ``code``, an archive or what one is packed of, and
-    executes nothing of it. PlanError: an option is unknown or its value is wrong.
+    """Check the arguments of the project's own training program, here and without TensorFlow.
+
+    Files that options name are looked up in ``code``, an archive or the files for one. None of
+    their code is run. Raise PlanError if an option is unknown or its value is wrong.
 
     Args:
-        tf_configs: TF_CONFIG by inventory host, of the first rank first.
+        tf_configs: TF_CONFIG by inventory host, starting with the first rank's.
     """
     if Path(manifest["script"]) != WORKER:
         return
-    # Files are looked up in the folder, and no module is.
+    # The folder is only for files: without PYTHONPATH, no modules are imported from it.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     with Scratch("check") as folder:
         if isinstance(code, Path):

@@ -1,4 +1,4 @@
-"""Values of variables: in the type that is expected of them, as text, and in words for messages."""
+"""Converts values of variables to their expected types, to text, and to words for messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-#: What the types of the specifications are called.
+#: Names of the specifications' types in messages.
 _EXPECTED = {
     "int": "a whole number",
     "float": "a number",
@@ -20,10 +20,10 @@ _EXPECTED = {
     "dict": "a dictionary",
 }
 _TRUE, _FALSE = ("yes", "on", "1", "true", "y", "t"), ("no", "off", "0", "false", "n", "f")
-#: The longest value that a message repeats.
+#: Maximum characters of a value in a message.
 LONGEST = 60
 
-#: Returns how a value was written in its file, None if that is not known.
+#: Returns how a value was written in its file, or None if unknown.
 Written = Callable[[Any], str | None]
 
 
@@ -35,11 +35,11 @@ class Option:
     choices: tuple[Any, ...]
     least: float | None
     secret: bool
-    for_rank: bool  # it may differ between the ranks of a gang
+    for_rank: bool  # may differ between the ranks of a job
 
 
 def kind_of(value: Any) -> str:
-    """Return what a value is called in a message."""
+    """Return the name of a value's type for a message."""
     names = (
         (type(None), "null"),
         (bool, "a boolean"),
@@ -56,7 +56,7 @@ def kind_of(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a value for a message, with its type."""
+    """Return a value and its type for a message."""
     if value is None:
         return "null"
     try:
@@ -67,13 +67,14 @@ def shown(value: Any) -> str:
 
 
 def at(place: str) -> str:
-    """Return a place for a message, in brackets; empty if it is not known."""
+    """Return a place in parentheses for a message, or an empty text if it is unknown."""
     return f" ({place})" if place else ""
 
 
 def text_of(value: Any, written: Written) -> str:
-    """Return the text of a value for the script: numbers and dates as they were written. ValueError
-    names the type of a value that has no such text.
+    """Return a value as text for the script. Numbers and dates appear as they were written.
+
+    Raise ValueError with the type of a value that has no such text.
     """
     if isinstance(value, str):
         if "\0" in value:
@@ -85,7 +86,7 @@ def text_of(value: Any, written: Written) -> str:
 
 
 def converted(value: Any, option: Option) -> Any:
-    """Return a value in the type of its variable. ValueError says what is expected."""
+    """Return a value in its variable's type. Raise ValueError with the expected type if invalid."""
     expected = _EXPECTED.get(option.kind, "")
     if option.choices:
         expected = f"one of {', '.join(map(str, option.choices))}"
@@ -100,7 +101,7 @@ def converted(value: Any, option: Option) -> Any:
 
 
 def _as_type(value: Any, kind: str) -> Any:
-    """Return a value in a type, None if it has no such value."""
+    """Return a value in a type, or None if it cannot be converted."""
     if kind == "raw":
         return value
     if kind in ("int", "float"):

@@ -1,5 +1,5 @@
-"""What is kept here of an attempt when another one is planned, and what undoes that if it is not
-started: the job is then as it was, with its manifest and the result of its last attempt.
+"""Sets the control node's files of an attempt aside when the next one is planned, and restores them
+if that does not start: the manifest and the result of the job's last attempt.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from train.gang.records import EVENTS_FILE, LOAD_DIR, MANIFEST_FILE, RESULT_FILE
 from train.host import records
 
-#: What each attempt writes again; a job's events are those of all attempts.
+#: Files that each attempt rewrites. A job's events cover all attempts.
 _OF_ATTEMPT = ("logs", "progress", LOAD_DIR, RESULT_FILE, "ansible.log")
 
 
@@ -20,21 +20,19 @@ def _folder_of(run_dir: Path, attempt: int) -> Path:
 
 
 def set_aside(run_dir: Path, attempt: int) -> None:
-    """Move what an attempt left on the control node to ``attempts/<number>/``, with a copy of the
-    manifest.
-    """
+    """Move an attempt's files here to ``attempts/<number>/``, with a copy of the manifest."""
     folder = _folder_of(run_dir, attempt)
     folder.mkdir(parents=True, exist_ok=True)
     for name in _OF_ATTEMPT:
         if (run_dir / name).exists():
-            shutil.rmtree(folder / name, ignore_errors=True)  # of a start that was broken off
+            shutil.rmtree(folder / name, ignore_errors=True)  # from an interrupted start
             (run_dir / name).replace(folder / name)
     if (run_dir / MANIFEST_FILE).exists():
         shutil.copy2(run_dir / MANIFEST_FILE, folder / MANIFEST_FILE)
 
 
 def withdraw(run_dir: Path, attempt: int) -> None:
-    """Undo the plan of an ``attempt`` that was not started. Several processes may do so at once."""
+    """Undo the plan of an ``attempt`` that did not start. Concurrent calls are safe."""
     if attempt == 1:
         forget(run_dir)
         return
@@ -44,7 +42,7 @@ def withdraw(run_dir: Path, attempt: int) -> None:
             _move(folder / name, run_dir / name)
     _move(folder / MANIFEST_FILE, run_dir / MANIFEST_FILE)
     for path in (folder, folder.parent):
-        with contextlib.suppress(OSError):  # it holds something else
+        with contextlib.suppress(OSError):  # not empty
             path.rmdir()
 
 
@@ -54,8 +52,8 @@ def _move(path: Path, target: Path) -> None:
 
 
 def forget(run_dir: Path) -> None:
-    """Remove what was written of a job that was never started, so that its id is free again."""
+    """Remove the files of a job that never started, so that its id can be used again."""
     for name in (MANIFEST_FILE, records.ARCHIVE_FILE, EVENTS_FILE):
         (run_dir / name).unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # it holds something else
+    with contextlib.suppress(OSError):  # not empty
         run_dir.rmdir()

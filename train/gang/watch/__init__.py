@@ -1,1 +1,1 @@
-"""From what the hosts report to the outcome of the gang."""
+"""Watches a job: derives its outcome from the reports of its hosts."""

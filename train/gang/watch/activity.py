@@ -1,19 +1,19 @@
-"""Whether a task that serves the training is at work, by its CPU time and by what it prints."""
+"""Detects whether a non-training task is at work, from its CPU time and its output."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 
-#: Processor cores from which on a process works rather than waits.
+#: Minimum CPU cores that a process uses while it works rather than waits.
 _CORES = 0.2
 _DIGITS = re.compile(r"\d+")
 
 
 class Activity:
-    """When a task was last seen at work (monotonic clock); 0 for never.
+    """When a task was last seen at work (monotonic clock), or 0 for never.
 
-    A line that it repeats, but for its numbers, shows that it waits.
+    A task that repeats a line, apart from its numbers, is waiting.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class Activity:
         self._reading: tuple[float, float] | None = None
 
     def add(self, text: str, load: object, now: float) -> None:
-        """Take the next text of its log, and its host's ``load`` (host.load.facts, not checked)."""
+        """Add the next text of its log and its host's ``load`` (host.load.facts, unchecked)."""
         for line in text.splitlines():
             shape = _DIGITS.sub("0", line).strip()
             if shape and shape != self._line:

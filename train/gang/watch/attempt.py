@@ -1,7 +1,7 @@
-"""Follows all ranks of an attempt from one task that runs once, and writes the job's result.
+"""Follows all ranks of an attempt in one task that runs once, and writes the job's result.
 
-With a task for each host, Ansible would hold one fork a rank, and with fewer forks than ranks the
-rest would not be watched. Here one worker process asks all hosts, over connections of their own.
+With a task for each host, each rank would occupy one of Ansible's forks, and if there were too few,
+some ranks would not be watched. Here one worker process asks all hosts over separate connections.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from train.host import ranks as host_ranks
 from train.host import records, updates
 from train.host.records import Update
 
-#: Seconds that a host has to connect to all ranks.
+#: Seconds for a host to connect to all ranks.
 PROBE_TIMEOUT = 3.0
 
 Args = connections.Args
 
 
 def follow_gang(play: connections.Play, args: Args) -> dict[str, object]:
-    """Follow all ranks until the gang has come to an end, and return its ``outcome``."""
+    """Follow all ranks until the job has ended, and return its ``outcome``."""
     run_dir = Path(args["run_dir"]).expanduser()
     gang = _gang(play, args, connections.say)
-    if not args["ranks"]:  # attach knows it from the hosts
+    if not args["ranks"]:  # attach has this from the hosts
         manifest = plan.read_manifest(run_dir.name, run_dir.parent)
         records.write_json(str(run_dir / MANIFEST_FILE), plan.staged(manifest))
     ended = gang.follow()
@@ -56,7 +56,7 @@ def follow_gang(play: connections.Play, args: Args) -> dict[str, object]:
 
 
 def report(play: connections.Play, args: Args) -> dict[str, object]:
-    """Fetch the rest of logs and progress, write ``result.json`` and notify."""
+    """Fetch the rest of logs and progress, write ``result.json`` and send notifications."""
     run_dir = Path(args["run_dir"]).expanduser()
     gang = _gang(play, args, lambda line: None)
     gang.drain(connections.say)
@@ -81,7 +81,7 @@ def report(play: connections.Play, args: Args) -> dict[str, object]:
     state = "restarting" if result["restart"] else result["state"]
     metrics.write(args["metrics_dir"], run_dir.name, state, result["attempts"], gang.views)
     warnings = []
-    if known is None:  # to attach to a job that is over notifies nobody
+    if known is None:  # attaching to a job that is over sends no notifications
         failure = ["failure"] if result["state"] == "failed" else []
         warnings = _notify(play, result, run_dir, failure + ["end"] * (not result["restart"]))
     if result["restart"]:
@@ -92,9 +92,10 @@ def report(play: connections.Play, args: Args) -> dict[str, object]:
 
 
 def _next_attempt(known: Result | None, result: Result, run_dir: Path) -> Result:
-    """Return what ``result.json`` says of a next attempt. What was reported as the end of a job
-    does not change when somebody attaches to it; that it was stopped between two attempts is known
-    to the control node alone.
+    """Return the fields of ``result.json`` about a next attempt.
+
+    The reported end of a job does not change when a user attaches to it. Only the control node
+    knows if a job was stopped between two attempts.
     """
     following = causes.next_attempt(result, run_dir)
     if known is None or known["restart"] or known["attempts"] != result["attempts"]:
@@ -107,7 +108,7 @@ def _next_attempt(known: Result | None, result: Result, run_dir: Path) -> Result
 
 
 def _announce_restart(run_dir: Path, result: Result) -> None:
-    """Show that another attempt follows, and note it in ``events.jsonl``."""
+    """Show that another attempt follows, and record it in ``events.jsonl``."""
     number, delay = result["attempts"] + 1, result["restart_delay"]
     names = ("root_cause", "cause", "message")
     about = {name: value for name, value in result.items() if name in names}
@@ -119,7 +120,7 @@ def _announce_restart(run_dir: Path, result: Result) -> None:
 
 
 def _trouble_with_files(play: connections.Play, rank: RankResult) -> str:
-    """Return why the files of a rank were not fetched; empty if they were, or are not wanted."""
+    """Return why a rank's files were not fetched, or an empty text if they were or need not be."""
     for fetched in play.registered(rank["host"], "__train_job_files").get("results", ()):
         if fetched["item"]["task"] == rank["task"]:
             return str(
@@ -129,16 +130,14 @@ def _trouble_with_files(play: connections.Play, rank: RankResult) -> str:
 
 
 def _all_doubts(known: Result | None, result: Result) -> list[str]:
-    """Return a result's doubts, with those of an earlier watch: what was seen while the job ran is
-    not seen again.
-    """
+    """Return a result's doubts and those of an earlier watch, which cannot be observed again."""
     same = known is not None and known["state"] == result["state"]
     earlier = known.get("doubts", []) if known is not None and same else []
     return list(dict.fromkeys([*earlier, *result["doubts"]]))
 
 
 def notify_end(play: connections.Play, run_dir: Path, metrics_dir: str) -> list[str]:
-    """Notify that a job is over whose next attempt was not started, and return what went wrong."""
+    """Send notifications for a job that ended before its next attempt. Return any errors."""
     ended = read_result(run_dir)
     if ended is None:
         return []
@@ -147,7 +146,7 @@ def notify_end(play: connections.Play, run_dir: Path, metrics_dir: str) -> list[
 
 
 def _gang(play: connections.Play, args: Args, say: Callable[[str], None]) -> follow.Gang:
-    """Return the gang as it is to be followed."""
+    """Return the ranks of the job, ready to be followed."""
     run_dir, hosts = Path(args["run_dir"]).expanduser(), Hosts(play)
     manifest: Any = read_manifest(run_dir) or {}
     targets = []
@@ -163,8 +162,8 @@ def _gang(play: connections.Play, args: Args, say: Callable[[str], None]) -> fol
 def _ranks(
     play: connections.Play, args: Args, planned: Sequence[PlannedRank]
 ) -> list[tuple[str, Mapping[str, Any], Mapping[str, Any]]]:
-    """Return for each rank its host, what that reports of it, and what was planned."""
-    if args["ranks"]:  # attach knows where they are, several on a host among them
+    """Return the host of each rank, the host's report and the planned rank."""
+    if args["ranks"]:  # attach has found the ranks, possibly several on a host
         by_task = {rank["task"]: rank for rank in planned}
         return [(one["host"], one, by_task.get(one["task"], {})) for one in args["ranks"]]
     by_host = {rank["host"]: rank for rank in planned}
@@ -181,11 +180,12 @@ def _limits(args: Args) -> polling.Limits:
 
 
 def fetch_logs(play: connections.Play, args: Args) -> dict[str, object]:
-    """Fetch logs and progress records, as they are or as they grow, and judge nothing; return the
-    last ``phases`` of the ranks, and why some are ``lost``: not heard to their end.
+    """Fetch logs and progress records, once or while they grow, without judging the ranks.
+
+    Return the last ``phases`` of the ranks, and why some are ``lost`` before their end.
     """
     folder, growing = Path(args["run_dir"]).expanduser(), bool(args["follow"])
-    # Not all ranks of a machine need have an inventory host.
+    # On a machine with several ranks, some may have no inventory host.
     targets = [_target(play, rank["seen_by"][0], rank, {}) for rank in args["ranks"]]
     busy = f"another process follows a job into {folder}: give another folder (train_job_logs_dir)"
     logs = _Logs(targets, folder, Hosts(play).poll, _limits(args), busy)
@@ -193,12 +193,12 @@ def fetch_logs(play: connections.Play, args: Args) -> dict[str, object]:
 
 
 class _Logs(polling.Ranks):
-    """Ranks of which nothing but their files is wanted."""
+    """Ranks whose files are fetched, without any judgement."""
 
     longest_backoff = 1.0
 
     def fetch(self, log_from: Sequence[int], growing: bool) -> dict[str, object]:
-        """Fetch each log from an offset on, and return what ``fetch_logs`` does."""
+        """Fetch each log from an offset on, and return the result of ``fetch_logs``."""
         for view, begin in zip(self.views, log_from, strict=True):
             for name, file in self._files[view].items():
                 file.clear(begin if name == "log" else 0)
@@ -210,7 +210,7 @@ class _Logs(polling.Ranks):
             late = now - self._began > self._limits.start_timeout
             for view in self.views:
                 target = view.target
-                another = not target.is_of_attempt(view.state)  # started again meanwhile
+                another = not target.is_of_attempt(view.state)  # another attempt has started
                 phases[target.task] = records.FAILED if another else view.phase
                 ended = not growing or view.final or (late and view.phase == host_ranks.ABSENT)
                 if another or (ended and view.drained and not view.trouble):
@@ -233,7 +233,7 @@ class _Logs(polling.Ranks):
 def _notify(
     play: connections.Play, result: Result, run_dir: Path, events: Sequence[str]
 ) -> list[str]:
-    """Notify of the job's result, and return what went wrong with that."""
+    """Send notifications about the job's result. Return any errors."""
     hosts = [rank["host"] for rank in result["ranks"]]
     names = ("job", "state", "message", "root_cause", "doubts", "notes", "metrics")
     about: Any = {name: value for name, value in result.items() if name in names}
@@ -248,17 +248,17 @@ def _notify(
 def _target(
     play: connections.Play, host: str, found: Mapping[str, Any], planned: Mapping[str, Any]
 ) -> views.Target:
-    """Return a rank to follow, from what its host reports of it and what was planned."""
+    """Return a rank to follow, from its host's report and the planned rank."""
     start = play.registered(host, "__train_job_start") or {"started": True}
     error = "" if start.get("started") else str(start.get("msg"))
-    error = str(found.get("start_error", error))  # of a rank that was found, its host knows more
+    error = str(found.get("start_error", error))  # the host of a found rank knows more
     rank = {**reports.rank(found), **planned}
     return views.Target(
         host=str(host),
         task=rank["task"],
         rank_dir=rank["rank_dir"],
         host_python=rank["host_python"],
-        # A host speaks for itself alone, whatever place it reports.
+        # A host may only report for itself, whatever place it claims.
         place=" ".join([*play.connection(host), rank["place"]]),
         non_training=rank["non_training"],
         start_error=reports.bounded(error),
@@ -268,7 +268,7 @@ def _target(
 
 
 class Hosts:
-    """Asks the hosts of ranks, over connections of the play."""
+    """Asks the ranks' hosts, over connections of the play."""
 
     def __init__(self, play: connections.Play) -> None:
         self._play = play
@@ -276,18 +276,18 @@ class Hosts:
     def poll(
         self, target: views.Target, cursors: dict[str, Any], wait: float, interval: float
     ) -> Mapping[str, object]:
-        """Return what is new of the ranks there; see train/host/updates.py."""
+        """Return updates of the ranks on a machine; see train/host/updates.py."""
         if self._play.is_here(target.host, "updates"):
-            # This machine trains, too: a process for each request would cost it a step in fifty.
+            # This machine trains as well: a process for each request would cost one step in fifty.
             return updates.wait_for_updates(cursors, wait, interval)
         return self._run(target, "updates", json.dumps(cursors), str(wait), str(interval))
 
     def probe(self, target: views.Target, peers: diagnosis.Peers) -> Mapping[str, object]:
-        """Return how a rank's host reaches the others; see train/host/probe.py."""
+        """Return a rank's connections to the others; see train/host/probe.py."""
         return self._run(target, "probe", target.rank_dir, json.dumps(peers), str(PROBE_TIMEOUT))
 
     def _run(self, target: views.Target, program: str, *arguments: str) -> Mapping[str, object]:
-        """Run one of the launcher's programs on a rank's host and return what it prints."""
+        """Run one of the launcher's programs on a rank's host and return its output."""
         words = [target.host_python, "-S", "-E", "-m", f"train.host.{program}", *arguments]
         launcher = f"{target.rank_dir}/{records.LAUNCHER_DIR}"
         return self._play.run(target.host, program, words, launcher)

@@ -1,8 +1,8 @@
-"""What can bring a gang down, what to do about it, and whether another attempt follows.
+"""Causes of failures, their remedies, and the decision whether another attempt follows.
 
-The causes in ``state.json`` are those of host/ends.py; those that only the control node can see
-are here. Whether another attempt follows is decided once, from the job's folder on the control
-node, where the result is written; what supervises obeys.
+host/ends.py has the causes in ``state.json``. Causes that only the control node can see are here.
+The decision is made once, from the job's folder on the control node, and written to its result.
+Supervising programs follow it.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ ALONE = "alone"
 
 
 class Cause(NamedTuple):
-    """Whether the job is worth another try as it is, and what helps, in words; commands in it are
-    markers, see train/host/suggested.py.
+    """Whether to retry the job unchanged, and a remedy. Its commands are markers, see
+    train/host/suggested.py.
     """
 
     again: bool
     remedy: str
 
 
-#: What helps against crashes in native code, by signal.
+#: Remedies for crashes in native code, by signal.
 _CRASHED = "it crashed in native code, and the stacks in its log show where: "
 CRASHES = {
     signal.SIGSEGV: _CRASHED + "update or replace the package at the top of the stack, and check "
@@ -99,8 +99,8 @@ CAUSES = {
     WEIGHTS: Cause(False, f"check what differs between the hosts: {_DOCTOR}"),
 }
 
-#: Exceptions that come from the surroundings, not from the script, by themselves or as what another
-#: exception reports.
+#: Exceptions that come from the environment rather than the script, either directly or as the
+#: subject of another exception.
 _PASSING = re.compile(
     r"(?:^|[:;] |\bCaught )[\w.]*(?:ConnectionError|ConnectionResetError|BrokenPipeError|"
     r"ConnectionRefusedError|TimeoutError|UnavailableError|AbortedError|CancelledError|"
@@ -113,15 +113,15 @@ _EXITED = re.compile(
     r"|; its last line: (?P<line>.*))",
     re.DOTALL,
 )
-#: What a script imports that is not there.
+#: A missing module that a script imports.
 _MISSING = re.compile(r"(?:ModuleNotFoundError: |: )No module named '?(?P<name>\w+)")
-#: How a script exits that was asked to end.
+#: Exit codes of a script that was asked to end.
 TERMINATED = {128 + signum for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)}
-#: What kills a process from outside; other signals come from what it does.
+#: Signals that others send to a process. Other signals result from its own actions.
 _FROM_OUTSIDE = {-signum for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)}
-#: Characters of a line about an earlier attempt.
+#: Maximum characters of a line about an earlier attempt.
 _LINE = 200
-#: The longest pause before a restart, in seconds.
+#: Maximum pause before a restart, in seconds.
 _LONGEST_DELAY = 60.0
 
 
@@ -130,35 +130,35 @@ class Failure:
     """How an attempt failed."""
 
     cause: str
-    root_cause: str | None  # the task; None where no single one was at fault
-    exit_code: int | None  # of its script, None where it is not known
+    root_cause: str | None  # the task, or None if no single one was at fault
+    exit_code: int | None  # of its script, or None if unknown
     reason: str
-    step: int | None  # the last one that was reported before
-    script: str = ""  # its path on the control node, where that is known
+    step: int | None  # the last one reported before the failure
+    script: str = ""  # its path on the control node, if known
     all_answer: bool = True  # whether the hosts of all ranks still answered at the end
 
     @property
     def place(self) -> tuple[str, str | None, int | None]:
-        """What two attempts have in common that failed in the same way."""
+        """Equal for two attempts that failed in the same way."""
         return self.cause, self.root_cause, self.step
 
     @property
     def again(self) -> bool:
-        """Whether the cause is worth another try."""
+        """Whether the cause justifies another attempt."""
         error = exception_in(self.reason)
         if self.cause in (ends.EXIT, NETWORK) and known_fault(error):
             return False
         if self.cause == ends.EXIT:
             return self.exit_code in TERMINATED or bool(_PASSING.search(error))
         if self.cause == ends.DOWNLOAD:
-            return self.step is not None  # the data were there; the network may come back
+            return self.step is not None  # the data were there, so the network may recover
         if self.cause == ends.SIGNAL and self.exit_code == -signal.SIGILL:
             return False
         return CAUSES[self.cause].again
 
     @property
     def from_outside(self) -> bool:
-        """Whether the job has no part in it, so that it may happen twice at the same step."""
+        """Whether the job did not cause it, so that it may happen twice at the same step."""
         if self.cause in (ends.SIGNAL, ends.EXIT):
             return self.exit_code in _FROM_OUTSIDE | TERMINATED
         if self.cause == NETWORK:
@@ -167,7 +167,7 @@ class Failure:
 
     @property
     def remedy(self) -> str:
-        """What to do; commands in it are markers."""
+        """The remedy, with markers for commands."""
         error = exception_in(self.reason)
         if self.cause in (ends.EXIT, NETWORK) and (fault := known_fault(error)):
             return fault
@@ -198,13 +198,13 @@ class Failure:
 
 
 def exception_in(reason: str) -> str:
-    """Return the error that a reason of host/ends.py names; empty where it names none."""
+    """Return the error in a reason from host/ends.py, or an empty text."""
     exited = _EXITED.match(reason)
     return (exited["error"] or "") if exited else ""
 
 
 def last_line_in(reason: str) -> str:
-    """Return the last line of output in such a reason; empty where it has none."""
+    """Return the last line of output in such a reason, or an empty text."""
     exited = _EXITED.match(reason)
     return (exited["line"] or "") if exited else ""
 
@@ -221,14 +221,16 @@ def failure_of(result: Result) -> Failure:
 
 
 def _answered(rank: RankResult) -> bool:
-    """Return whether the host of a rank still answered at the end: it has reported how it ended."""
+    """Return whether a rank's host answered until the end: it has reported how the rank ended."""
     phase = rank.get("phase")
     return phase in records.FINAL_PHASES and (phase != records.FAILED or bool(rank.get("cause")))
 
 
 def why_not_again(failure: Failure, before: Failure | None, restarts: int, most: int) -> str:
-    """Return why a job is not started again after ``failure``; empty if it is. It was started again
-    ``restarts`` times, of ``most``, and failed ``before``.
+    """Return why a job is not restarted after ``failure``, or an empty text if it is.
+
+    It was restarted ``restarts`` times, with a limit of ``most``. ``before`` is the failure of the
+    previous attempt.
     """
     if not failure.again:
         return "it would fail in the same way again"
@@ -243,7 +245,7 @@ def why_not_again(failure: Failure, before: Failure | None, restarts: int, most:
 
 
 def next_attempt(result: Result, run_dir: Path) -> Result:
-    """Return what ``result.json`` says of a next attempt."""
+    """Return the fields of ``result.json`` about a next attempt."""
     manifest = read_manifest(run_dir)
     if manifest is None or result["state"] != "failed":
         return {"restart": False, "restart_reason": "", "restarts_left": 0, "restart_delay": 0.0}
@@ -261,14 +263,15 @@ def next_attempt(result: Result, run_dir: Path) -> Result:
 
 
 def last_result(run_dir: Path) -> Result | None:
-    """Return the result of the last attempt that has ended, which may have been set aside for one
-    that was not started; None without any.
+    """Return the result of the last attempt that has ended, or None.
+
+    It may have been set aside for an attempt that did not start.
     """
     return read_result(run_dir) or _before(run_dir)
 
 
 def give_up(run_dir: Path, reason: str) -> None:
-    """Write into ``result.json`` that no attempt follows after all: the next one was refused."""
+    """Write into ``result.json`` that no attempt follows, because the next one was refused."""
     last = last_result(run_dir)
     if last is not None:
         lines = [last.get("message", ""), f"could not be started again: {reason}"]
@@ -291,7 +294,7 @@ def stop_before_next(run_dir: Path, reason: str) -> None:
 
 
 def earlier_attempts(run_dir: Path, current: int) -> list[str]:
-    """Return a line for each attempt before the ``current`` one that says how it ended."""
+    """Return a line about the end of each attempt before the ``current`` one."""
     folders = (run_dir / records.ATTEMPTS_DIR).glob("*")
     numbers = [int(path.name) for path in folders if path.name.isdigit()]
     lines = []
@@ -302,7 +305,7 @@ def earlier_attempts(run_dir: Path, current: int) -> list[str]:
 
 
 def _how(result: Result) -> str:
-    """Return in one line how an attempt ended."""
+    """Return one line about how an attempt ended."""
     failure = failure_of(result)
     what = result.get("message", "").partition("\n")[0]
     if failure.root_cause and failure.reason:
@@ -312,7 +315,7 @@ def _how(result: Result) -> str:
 
 
 def _before(run_dir: Path) -> Result | None:
-    """Return the last result that was set aside for another attempt."""
+    """Return the last result that was set aside for a later attempt."""
     ended = (run_dir / records.ATTEMPTS_DIR).glob(f"*/{RESULT_FILE}")
     last = max(ended, key=lambda path: int(path.parent.name), default=None)
     return read_result(last.parent) if last else None

@@ -1,4 +1,4 @@
-"""Why ranks that are up cannot reach one another: probes from every host, and what they mean."""
+"""Explains why running ranks cannot reach each other, with probes from every host."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from train.gang.watch.views import Target
 from train.host import probe
 from train.host.records import Probed
 
-#: Where each rank is for the others: address and port by task.
+#: Address and port of each rank for the others, by task.
 Peers = Mapping[str, tuple[str, int]]
-#: From the rank whose host tries a connection to the rank that it is for.
+#: The rank whose host tries a connection, and the rank it connects to.
 PathBetween = tuple[str, str]
-#: Has a host check (see host.probe.check); raises OSError or UnreachableError where it cannot.
+#: Asks a host for a check (see host.probe.check). Raises OSError or UnreachableError on failure.
 Probe = Callable[[Target, Peers], Mapping[str, object]]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What keeps a gang waiting."""
+    """The reason why a job cannot continue."""
 
-    task: str | None  # the rank that is at fault; None where it may be either of two
+    task: str | None  # the rank at fault, or None if it may be either of two
     cause: str  # a key of causes.CAUSES
-    reason: str  # in words that go after the rank's name, or name both ranks
+    reason: str  # text to follow the rank's name, or a sentence about both ranks
 
 
 def peers_of(cluster: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, int]]:
-    """Return where the ranks are, from the cluster part of TF_CONFIG."""
+    """Return the ranks' addresses and ports from the cluster part of TF_CONFIG."""
     found = {}
     for kind, places in cluster.items():
         for index, place in enumerate(places):
@@ -43,8 +43,9 @@ def peers_of(cluster: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, int]]
 
 
 def explain(probed: Mapping[str, Probed], peers: Peers) -> Finding | None:
-    """Return what keeps the ranks from one another, by what the hosts that could check found. A
-    rank that does not listen, yet or any more, is no finding, unless its address is wrong.
+    """Return why the ranks cannot reach each other, from the probes of the hosts that answered.
+
+    A rank that is not listening, yet or any more, is not a finding unless its address is wrong.
     """
     for task, own in probed.items():
         if own["proxy"]:
@@ -58,7 +59,7 @@ def explain(probed: Mapping[str, Probed], peers: Peers) -> Finding | None:
         failed = {other: how for other, how in by.items() if how not in (None, probe.OPEN)}
         if not failed:
             continue
-        # Where address translation leads to the host, a rank that has ended refuses.
+        # With address translation, a connection to a rank that has ended is refused.
         ended = not own["listening"] and probe.REFUSED in failed.values()
         if len(failed) == len(by) and not own["own"] and not ended:
             addresses = ", ".join(own["addresses"]) or "none"
@@ -75,14 +76,14 @@ def explain(probed: Mapping[str, Probed], peers: Peers) -> Finding | None:
 def _of_paths(
     broken: Set[PathBetween], probed: Mapping[str, Probed], peers: Peers
 ) -> Finding | None:
-    """Return what broken paths to ranks that listen mean."""
+    """Return the meaning of broken paths to listening ranks."""
     if not broken:
         return None
     task = cut_off(broken)
     sources = {to: {a for a, b in broken if b == to} for to in peers}
     unreached = [to for to in peers if sources[to] and sources[to] == probed.keys() - {to}]
     if task is None and len(unreached) == len(probed) > 2:
-        task = unreached[0]  # the ports of all hosts are closed: each one is an example
+        task = unreached[0]  # the ports of all hosts are closed, and this is one of them
     if task is None:
         return Finding(None, causes.NETWORK, each_other(broken))
     address, port = peers[task]
@@ -99,8 +100,9 @@ def _of_paths(
 
 
 def broken_paths(probed: Mapping[str, Probed]) -> set[PathBetween]:
-    """Return the paths on which a connection came to nothing, though the target did not refuse it
-    because its rank has ended, or has not begun to listen.
+    """Return the paths on which connections failed.
+
+    Refused connections to a rank that is not listening, yet or any more, do not count.
     """
     broken = set()
     for source, target in tried_paths(probed):
@@ -112,15 +114,15 @@ def broken_paths(probed: Mapping[str, Probed]) -> set[PathBetween]:
 
 
 def tried_paths(probed: Mapping[str, Probed]) -> set[PathBetween]:
-    """Return the paths between different ranks that hosts have tried."""
+    """Return the paths between different ranks that hosts have tried to connect."""
     return {(a, b) for a, found in probed.items() for b in found["reached"] if a != b}
 
 
 def cut_off(broken: Set[PathBetween]) -> str | None:
-    """Return the rank that the broken paths have in common; None if it may be either of two.
+    """Return the rank that all broken paths share, or None if it may be either of two.
 
-    A rank that is cut off, whatever the direction, is at one end of all these paths. Of a single
-    pair, it is the one that is not reached, if the other one is.
+    A rank that is cut off in either direction is at one end of all these paths. For a single pair,
+    return the target if connections from it still work.
     """
     ends = Counter(task for path in broken for task in path)
     targets = {target for _, target in broken}
@@ -131,7 +133,7 @@ def cut_off(broken: Set[PathBetween]) -> str | None:
 
 
 def how_cut_off(broken: Set[PathBetween], task: str) -> str:
-    """Return in words after the name of a rank how it is cut off from others."""
+    """Describe how a rank is cut off from others, as text to follow its name."""
     by = ", ".join(sorted({source for source, target in broken if target == task}))
     to = ", ".join(sorted({target for source, target in broken if source == task}))
     if by and to:
@@ -140,13 +142,13 @@ def how_cut_off(broken: Set[PathBetween], task: str) -> str:
 
 
 def each_other(broken: Set[PathBetween]) -> str:
-    """Return in words which ranks do not reach each other."""
+    """Return a sentence about ranks that do not reach each other."""
     named = sorted({task for path in broken for task in path})
     return f"{', '.join(named[:-1])} and {named[-1]} do not reach each other"
 
 
 class Diagnosis:
-    """Has the hosts of ``targets`` check the paths to ``peers``, in threads of their own."""
+    """Makes the hosts of ``targets`` check the paths to ``peers``, each in its own thread."""
 
     def __init__(self, targets: Sequence[Target], peers: Peers, ask: Probe) -> None:
         self._peers, self._ask, self.began = peers, ask, time.monotonic()
@@ -160,7 +162,7 @@ class Diagnosis:
             thread.start()
 
     def _probe(self, target: Target) -> None:
-        # What cannot be asked is left out; that its host is unresponsive is seen elsewhere.
+        # Skip hosts that do not answer: reachability is tracked elsewhere.
         with contextlib.suppress(Exception):
             probed = reports.probed(self._ask(target, self._peers))
             if set(probed["reached"]) >= set(self._peers):
@@ -172,20 +174,20 @@ class Diagnosis:
         return not any(thread.is_alive() for thread in self._threads)
 
     def reached(self, task: str) -> dict[str, str]:
-        """Return what the other ranks' connections to a rank came to, by task; see host.probe."""
+        """Return the outcome of the other ranks' connections to a rank, by task; see host.probe."""
         probed = dict(self._probed)
         return {other: found["reached"][task] for other, found in probed.items() if other != task}
 
     @property
     def tried(self) -> set[PathBetween]:
-        """The paths that hosts have tried so far."""
+        """The paths that hosts have tried to connect so far."""
         return tried_paths(dict(self._probed))
 
     @property
     def broken(self) -> set[PathBetween]:
-        """Those of them on which nothing arrives."""
+        """The paths on which connections have failed so far."""
         return broken_paths(dict(self._probed))
 
     def finding(self) -> Finding | None:
-        """Return what the answers so far mean."""
+        """Return the meaning of the answers so far."""
         return explain(dict(self._probed), self._peers)

@@ -1,8 +1,8 @@
-"""What makes it doubtful that a job which completed has done what its user meant.
+"""Finds reasons to doubt that a completed job did what its user intended.
 
-Exit codes of 0 are not enough: a rank may have left early, trained alone, or ended while the
-training was still at work in another process. Each doubt is one sentence with the rank, what was
-seen and a remedy. A false alarm is worse than a miss, so each rule counts only what was reported.
+Exit codes of 0 are not enough: a rank may have left early, trained alone, or ended while another
+process was still training. Each doubt is one sentence with the rank, the observation and a remedy.
+A false alarm is worse than a miss, so each rule uses only what was reported.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from train.gang.watch import causes
 from train.gang.watch.views import View, views_in_training
 from train.host import ends, records, tracebacks
 
-#: A rank may be further than its last record by this many times what lay between two of them.
+#: A rank may be ahead of its last record by this many times the distance between two records.
 _STRIDES = 2
-#: Seconds of a run that is too short to be sure that a rank has not opened its port.
+#: Minimum seconds of a run for which it is certain that a rank has not opened its port.
 _SHORT = 3.0
-#: Epochs of Keras by which one rank must be behind another.
+#: Minimum Keras epochs by which a rank must be behind another.
 _EPOCHS = 2
-#: How a line of Python's logging begins that reports an error.
+#: The beginning of a line of Python's logging that reports an error.
 _ERROR = re.compile(r"(?:\S+ ){0,4}\[?(?:ERROR|CRITICAL|FATAL)\]?(?:[:|]|\s|$)")
-#: A number that a script prints of its model, and a line in which ERROR is the name of a measure.
+#: A number that a script prints about its model, and a line in which ERROR names a measurement.
 _NUMBER = r"-?(?:\d+\.\d*(?:e[-+]?\d+)?|\d+e[-+]?\d+|\d+(?=\s*%))\s*%?"
 _MEASURE = re.compile(
     rf".*\bERROR(?: \(?\w+\)?){{0,2}}\s*[:=|]?\s*{_NUMBER}(?:[,;|]?\s+\w+\s*[:=]?\s*{_NUMBER})*\.?$"
 )
-#: Whose exception at the end of a log is an error of the script.
+#: Sources of an exception at the end of a log that count as an error of the script.
 _OWNERS = (tracebacks.SCRIPT, tracebacks.THREAD, tracebacks.CHILD)
-#: What a rank did that had no contact to the others.
+#: Describes a rank that had no contact with the others.
 TRAINED_ALONE = "trained without any connection to another rank, so no gang was formed"
-#: Characters of a line of a log.
+#: Maximum characters of a line of a log.
 _LINE = 200
 
 
 def find(views: Sequence[View]) -> list[str]:
-    """Return the doubts about a job that completed, from the ranks' last states and records."""
+    """Return the doubts about a completed job, from the ranks' last states and records."""
     training = views_in_training(views)
     return [
         *_never_began(training),
@@ -53,7 +53,7 @@ def find(views: Sequence[View]) -> list[str]:
 
 
 def notes(views: Sequence[View]) -> list[str]:
-    """Return what else there is to know at the end: files that stay in working directories."""
+    """Return notes about a completed job: result files that stay in working directories."""
     found = []
     for view in views:
         left = view.state.get("left_files")
@@ -75,7 +75,7 @@ def _named(views: Sequence[View]) -> str:
 
 
 def _alike(views: Mapping[View, str]) -> dict[str, list[View]]:
-    """Return the ranks by the text about them: one sentence for all that are alike."""
+    """Group ranks by the text about them, so that one sentence covers all of them."""
     found: dict[str, list[View]] = {}
     for view, text in views.items():
         found.setdefault(text, []).append(view)
@@ -83,8 +83,9 @@ def _alike(views: Mapping[View, str]) -> dict[str, list[View]]:
 
 
 def _never_began(training: Sequence[View]) -> Iterator[str]:
-    """Yield which ranks of several have neither opened their port nor reported anything. Ports are
-    looked at every half second, so a short run shows nothing.
+    """Yield a doubt about ranks that have neither opened their port nor reported anything.
+
+    Ports are checked every half second, so a short run proves nothing.
     """
     idle = []
     for view in training:
@@ -100,14 +101,14 @@ def _never_began(training: Sequence[View]) -> Iterator[str]:
 
 
 def _alone(training: Sequence[View]) -> Iterator[str]:
-    """Yield which ranks have trained without the others."""
+    """Yield a doubt about ranks that have trained without the others."""
     alone = [view for view in training if view.state.get("alone")]
     if alone:
         yield f"{_named(alone)} {TRAINED_ALONE}; {causes.CAUSES[causes.ALONE].remedy}"
 
 
 def _left_at_work(training: Sequence[View]) -> Iterator[str]:
-    """Yield which ranks had processes at work when their script ended."""
+    """Yield doubts about ranks with processes still at work when their script ended."""
     found = {view: "; ".join(view.state.get("at_work", [])) for view in training}
     for commands, views in _alike(found).items():
         if commands:
@@ -119,7 +120,7 @@ def _left_at_work(training: Sequence[View]) -> Iterator[str]:
 
 
 def _lingered(training: Sequence[View]) -> Iterator[str]:
-    """Yield which ranks did not end by themselves after their last step."""
+    """Yield doubts about ranks that did not end by themselves after their last step."""
     for view in training:
         if view.state.get("cause") == ends.LINGERED:
             yield (
@@ -129,17 +130,17 @@ def _lingered(training: Sequence[View]) -> Iterator[str]:
 
 
 def _reports(view: View) -> bool:
-    """Whether a rank's script writes progress records itself."""
+    """Return whether a rank's script itself writes progress records."""
     return bool(view.record) and view.record.get("source") != "console"
 
 
 def _room(view: View) -> int:
-    """Return how many steps a rank may be further than its last record."""
+    """Return how many steps a rank may be ahead of its last record."""
     return _STRIDES * (view.stride or view.record.get("step", 0))
 
 
 def _is_early_stopping(view: View, training: Sequence[View]) -> bool:
-    """Whether all ranks ended together at the end of an epoch."""
+    """Return whether all ranks ended together at the end of an epoch."""
     step, steps = view.record.get("step"), view.record.get("steps")
     epoch, epochs = view.record.get("epoch"), view.record.get("epochs")
     if not step or not steps or not epoch or not epochs:
@@ -156,7 +157,7 @@ def _ended_early(view: View, training: Sequence[View]) -> bool:
 
 
 def _left_early(training: Sequence[View]) -> Iterator[str]:
-    """Yield which ranks have made some of their steps only."""
+    """Yield doubts about ranks that have made only some of their steps."""
     early = {
         view: f"step {view.record['step']} of {view.record['steps']}"
         for view in training
@@ -170,7 +171,7 @@ def _left_early(training: Sequence[View]) -> Iterator[str]:
 
 
 def _behind(training: Sequence[View]) -> Iterator[str]:
-    """Yield which ranks have made fewer steps or epochs than others of the same gang."""
+    """Yield doubts about ranks that made fewer steps or epochs than others of the job."""
     for name, ranks in (
         ("step", [view for view in training if _reports(view)]),
         ("epoch", [view for view in training if not _reports(view)]),
@@ -192,7 +193,7 @@ def _behind(training: Sequence[View]) -> Iterator[str]:
 
 
 def _without_loss(training: Sequence[View]) -> Iterator[str]:
-    """Yield which ranks had a loss at the end that is not a finite number."""
+    """Yield doubts about ranks whose last loss is not a finite number."""
     lost = {
         view: str(view.record.get("loss"))
         for view in training
@@ -206,7 +207,7 @@ def _without_loss(training: Sequence[View]) -> Iterator[str]:
 
 
 def _with_an_error(training: Sequence[View]) -> Iterator[str]:
-    """Yield which ranks ended with exit code 0 after an error as the last line of their log."""
+    """Yield doubts about ranks that ended with exit code 0, but with an error in the last line."""
     for text, views in _alike({view: _last_error(view) for view in training}).items():
         if text:
             yield (
@@ -216,7 +217,7 @@ def _with_an_error(training: Sequence[View]) -> Iterator[str]:
 
 
 def _last_error(view: View) -> str:
-    """Return the error that a log ends with, or nothing."""
+    """Return the error at the end of a log, or an empty text."""
     line = view.last_line
     if _ERROR.match(line) and not _MEASURE.match(line):
         return line[:_LINE]
@@ -224,6 +225,6 @@ def _last_error(view: View) -> str:
     ended = tracebacks.ending(lines, 1) if lines else None
     if ended is None or not ended.certain or ended.owner not in _OWNERS:
         return ""
-    # Lines after it may be part of its message, or output of a script that went on.
+    # Lines after it may belong to its message, or to a script that continued.
     is_last = [text.strip() for text in ended.error] == [lines[-1].strip()]
     return ended.brief[:_LINE] if is_last else ""

@@ -1,4 +1,4 @@
-"""A file of a rank as it is fetched: appended, limited, never through a link."""
+"""Local copy of a rank's file: appended, limited in size, and never written through a link."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from pathlib import Path
 
 from train.host import records
 
-#: Of a file that has reached its limit, the newer half at least is kept: in the file and in the
-#: one before it, with this suffix.
+#: Suffix of the previous file. Once a file reaches its limit, at least its newer half is kept, in
+#: the file and the previous one.
 OLDER = ".1"
 
 
 class FetchedFile:
-    """The local copy, of at most ``limit`` bytes, of a file that grows on its host; ``offset`` is
-    up to where that was fetched, in bytes.
+    """The local copy, of at most ``limit`` bytes, of a file that grows on its host. ``offset`` is
+    the end of the fetched part, in bytes.
     """
 
     def __init__(self, path: Path, limit: int) -> None:
         self.path, self._limit = path, limit
-        # A hidden file of its own notes what the copy lacks at its beginning.
+        # A hidden file records how many bytes are missing at the beginning of the copy.
         self._base_path = path.with_name(f".{path.name}.from")
         self._base = 0
         with contextlib.suppress(ValueError):
@@ -31,26 +31,26 @@ class FetchedFile:
         return os.lstat(self.path).st_size if os.path.lexists(self.path) else 0
 
     def kept(self) -> int:
-        """Return the bytes that are kept, with those of the file before it."""
+        """Return the bytes that are kept, including those in the previous file."""
         older = self.path.with_name(self.path.name + OLDER)
         return self._size() + (older.lstat().st_size if os.path.lexists(older) else 0)
 
     def tail(self, size: int) -> str:
-        """Return the last ``size`` bytes of what was fetched; nothing where it cannot be read."""
+        """Return the last ``size`` bytes of the copy, or an empty text if it cannot be read."""
         return _read(self.path, max(0, self._size() - size)).decode(errors="replace")
 
     def lines(self) -> int:
-        """Return how many lines were fetched and are kept."""
+        """Return how many lines were fetched and are in the copy."""
         return _read(self.path, 0).count(b"\n")
 
     def clear(self, offset: int) -> None:
-        """Remove the copy, to fetch another file from an offset on in its place."""
+        """Remove the copy, and fetch another file from ``offset`` on."""
         for path in (self.path, self._base_path, self.path.with_name(self.path.name + OLDER)):
             path.unlink(missing_ok=True)
         self.offset, self._base = offset, 0
 
     def append(self, data: bytes, end: int) -> None:
-        """Append what comes up to the offset ``end``; OSError: the copy is as it was before."""
+        """Append data up to the offset ``end``. OSError leaves the copy as it was."""
         before = self._size()
         if before + len(data) > self._limit // 2 and before:
             self.path.replace(self.path.with_name(self.path.name + OLDER))
@@ -74,7 +74,7 @@ class FetchedFile:
 
 
 def _read(path: Path, offset: int) -> bytes:
-    """Return what a file holds from ``offset`` on; one that cannot be read, or a link, nothing."""
+    """Return a file's content from ``offset`` on, or nothing if it is a link or unreadable."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as stream:

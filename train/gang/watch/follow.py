@@ -1,8 +1,7 @@
-"""Follows all ranks of a gang at once until it is decided how the gang ended.
+"""Follows all ranks of a job at once until it is decided how the job ended.
 
-``polling`` asks their hosts and keeps copies of their files, ``journal`` and ``notices`` keep and
-show what comes, ``reachability`` knows which hosts cannot be reached from here, and ``verdict``
-decides.
+``polling`` requests updates and keeps copies of files, ``journal`` and ``notices`` record and show
+them, ``reachability`` tracks the hosts that this machine cannot reach, and ``verdict`` decides.
 """
 
 from __future__ import annotations
@@ -27,13 +26,15 @@ from train.host import ranks as host_ranks
 from train.host import records
 from train.host.records import Update
 
-#: Bytes of a file's end that a watch which continues another one reads: of a log, of progress.
+#: Bytes to read at the end of a log and of progress when a watch continues another one.
 _LOG_TAIL, _PROGRESS_TAIL = 1 << 16, 1 << 20
 
 
 class Gang(Ranks):
-    """All ranks of a job, whose files in ``run_dir`` are continued. ``peers`` is empty where nobody
-    is to be asked whom it reaches, ``metrics_dir`` where there is to be no file for Prometheus.
+    """All ranks of a job. Their files in ``run_dir`` are continued.
+
+    Without ``peers``, connections between ranks are not checked. Without ``metrics_dir``, no file
+    for Prometheus is written.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Gang(Ranks):
         probe: Probe,
         metrics_dir: str,
     ) -> None:
-        # Two that follow one job would both append to its logs.
+        # Two watches of one job would both append to its logs.
         busy = f"another process follows this job already: see {run_dir / EVENTS_FILE}"
         super().__init__(targets, run_dir, poll, limits, busy)
         self.run_dir, self._say_fetch = run_dir, say
@@ -64,23 +65,23 @@ class Gang(Ranks):
         self._stragglers = Stragglers(hosts, limits.straggler_factor)
 
     def _continue(self) -> None:
-        """Read what an earlier watch has left."""
+        """Read the files of an earlier watch."""
         for view, files in self._files.items():
             view.add_log(files["log"].tail(_LOG_TAIL))
             view.add_progress(records.parse_progress(files["progress"].tail(_PROGRESS_TAIL)))
             view.lines = files["progress"].lines()
 
     def follow(self) -> Outcome:
-        """Follow the ranks until the gang is over.
+        """Follow the ranks until the job is over.
 
-        Non-training tasks do not count once the training is done: those that end by themselves get
-        ``end_timeout`` for it, as do evaluators that are at work. Before that, a lost non-training
-        task ends the gang, unless it is a worker that the training can do without.
+        Non-training tasks do not count once training is done. Those that end by themselves, and
+        evaluators at work, have ``end_timeout`` seconds to do so. Before that, the loss of a
+        non-training task ends the job, unless it is a worker that training can continue without.
         """
         return self._run(lambda: self._judge(time.monotonic()), wait=WAIT)
 
     def drain(self, say: Callable[[str], None] | None = None) -> None:
-        """Fetch what the hosts still have, without waiting; ``say`` shows how far that is."""
+        """Fetch all remaining data from the hosts, without waiting. ``say`` shows the progress."""
         self._say_fetch = say or self._journal.say
 
         def done() -> bool | None:
@@ -91,7 +92,7 @@ class Gang(Ranks):
 
         self._run(done, wait=0.0)
         for view in self.views:
-            if not view.heard:  # what it does now is not known; the gang is without it
+            if not view.heard:  # its state is unknown, and the job continues without it
                 view.state = {"phase": records.FAILED}
                 view.trouble = view.trouble or "is unreachable"
 
@@ -123,7 +124,7 @@ class Gang(Ranks):
         self._journal.describe(view, "; the training continues without it" if without else "")
 
     def _add_progress(self, view: View, update: Update) -> None:
-        """Take new progress records, and report which rank keeps the others waiting."""
+        """Process new progress records, and report a rank that slows down the others."""
         task, host = view.target.task, view.target.host
         found, wrong = records.read_progress(update["progress"])
         if wrong:
@@ -146,7 +147,7 @@ class Gang(Ranks):
                     self._stragglers.add_record(task, record)
                 self._stragglers.add_reading(task, update["load"])
             slow = self._stragglers.finding()
-        except Exception as error:  # the job does not depend on what a host reports of itself
+        except Exception as error:  # the job must not depend on a host's load reports
             text = f"slow ranks are not searched for any more: {error!r}"
             self._journal.notice("load", text, once="")
             return
@@ -155,14 +156,14 @@ class Gang(Ranks):
             self._journal.write(straggler=asdict(slow))
 
     def _judge(self, now: float) -> Outcome | None:
-        """Return how the gang ended; None while that is not decided."""
+        """Return how the job ended, or None if that is not decided yet."""
         self._reachability.check(now)
         self._notices.missing_chief()
         self._journal.write_metrics(self.views, now)
         self._journal.write_late(now)
         if all(view.final for view in self._training):
             self._notices.fetching(now, self._training, self._say_fetch)
-        # The first to answer need not be the first to have ended.
+        # The first host to answer need not have the first rank that ended.
         if now - self._began < WAIT and not all(v.heard or v.trouble for v in self.views):
             return None
         if not self._reachability.is_settled(now):

@@ -1,7 +1,7 @@
-"""Keeps what a watch sees of a job: a line in ``events.jsonl`` for each update of a rank and each
-notice, the load of the hosts, the file for Prometheus; and shows lines about it.
+"""Records and shows what a watch observes: updates of ranks and notices in ``events.jsonl``, the
+load of the hosts, and the file for Prometheus.
 
-What does not fit on the disk is lost: the job does not depend on it.
+Data that does not fit on the disk is lost, because the job must not depend on it.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from train.gang.watch.views import View
 from train.host import records
 from train.host.records import Update
 
-#: Seconds between two writings of the file for Prometheus.
+#: Seconds between two versions of the file for Prometheus.
 _METRICS_PAUSE = 5.0
-#: Seconds between two lines about a host's load, and the part of the time since the begin.
+#: Minimum seconds between two lines about a host's load, and as a part of the watch's duration.
 LOAD_EVERY, LOAD_PART = 5.0, 0.01
-#: Seconds between two events of a rank whose phase is the same.
+#: Minimum seconds between two events of a rank in the same phase.
 _EVENT_PAUSE = 0.5
 
 
 class Journal:
-    """What is kept and shown of a job in ``run_dir``; ``say`` shows a line. Without ``metrics_dir``
-    there is no file for Prometheus.
+    """Records of a job in ``run_dir``. ``say`` shows a line. Without ``metrics_dir``, there is no
+    file for Prometheus.
     """
 
     def __init__(self, run_dir: Path, say: Callable[[str], None], metrics_dir: str) -> None:
@@ -39,19 +39,19 @@ class Journal:
         self._began = time.monotonic()
         self._noticed: set[tuple[str, str]] = set()
         self._said: dict[str, tuple[Any, ...]] = {}
-        self._unwritten: dict[View, float | None] = {}  # ranks without an event of their update
+        self._unwritten: dict[View, float | None] = {}  # ranks with an update to be written later
         self._measured = -_METRICS_PAUSE
         self._load_due: dict[str, float] = {}
 
     def write(self, **event: Any) -> None:
-        """Append a line to ``events.jsonl``; one that does not fit on the disk is lost."""
+        """Append a line to ``events.jsonl``, unless the disk is full."""
         with contextlib.suppress(OSError):
             write_event(self.run_dir, **event)
 
     def notice(
         self, kind: str, text: str, view: View | None = None, once: str | None = None
     ) -> None:
-        """Show a line about the watch and note it; some only ``once`` about the same."""
+        """Show and record a line about the watch, at most once for each key ``once``."""
         if once is not None:
             if (kind, once) in self._noticed:
                 return
@@ -61,15 +61,15 @@ class Journal:
         self.write(notice={"kind": kind, "task": task, "text": text})
 
     def may_notice_again(self, kind: str, once: str) -> bool:
-        """Return whether something was noticed; it can then be noticed again."""
+        """Forget a notice so that it can be repeated. Return whether there was one."""
         if (kind, once) not in self._noticed:
             return False
         self._noticed.remove((kind, once))
         return True
 
     def add_update(self, view: View, phase: str, age: float | None) -> None:
-        """Write an event about a rank whose phase was ``phase`` before, at once or a little later;
-        ``age`` is that of its newest progress record in seconds.
+        """Write an event about a rank, at once or a little later. ``phase`` is its previous phase,
+        ``age`` that of its newest progress record in seconds.
         """
         if view.phase != phase or time.monotonic() - view.event_at >= _EVENT_PAUSE:
             self._write_rank(view, age)
@@ -92,13 +92,13 @@ class Journal:
         )
 
     def write_late(self, now: float) -> None:
-        """Write the events that would have come too soon after others."""
+        """Write events that would have followed others too soon."""
         for view, age in list(self._unwritten.items()):
             if now - view.event_at >= _EVENT_PAUSE:
                 self._write_rank(view, age)
 
     def write_metrics(self, views: Sequence[View], now: float) -> None:
-        """Write the job's file for Prometheus, now and then."""
+        """Write the job's file for Prometheus at regular intervals."""
         if now - self._measured < _METRICS_PAUSE:
             return
         self._measured = now
@@ -109,7 +109,7 @@ class Journal:
             self.notice("metrics", f"{trouble}; the job continues", once="")
 
     def add_load(self, task: str, update: Update) -> None:
-        """Append a host's load to a file, ever more rarely: that of a long job stays small."""
+        """Append a host's load to a file, less often over time to keep a long job's file small."""
         now = time.monotonic()
         if not update["load"] or now < self._load_due.get(task, now):
             return
@@ -121,7 +121,7 @@ class Journal:
             _append(path, line)
 
     def describe(self, view: View, addition: str) -> None:
-        """Show a line where the phase or the epoch has changed, with an ``addition``."""
+        """Show a line, with an ``addition``, if a rank's phase or epoch has changed."""
         record, task = view.record, view.target.task
         key: tuple[Any, ...] = (view.phase, bool(view.state.get("frozen")), record.get("phase"))
         key += (record.get("epoch"), bool(record.get("step")))
@@ -133,7 +133,7 @@ class Journal:
 
 
 def write_event(run_dir: Path, **event: Any) -> None:
-    """Append an event to ``events.jsonl``; docs/formats.md describes its fields."""
+    """Append an event to ``events.jsonl``. docs/formats.md describes its fields."""
     _append(run_dir / EVENTS_FILE, {"t": round(time.time(), 3), **event})
 
 

@@ -1,6 +1,7 @@
-"""Writes what is known of a job for Prometheus: a file for node_exporter's textfile collector.
+"""Writes a job's metrics for Prometheus, in a file for node_exporter's textfile collector.
 
-The labels are none that a scrape has, too: Prometheus would rename ``job`` to ``exported_job``.
+The labels differ from those of a scrape, because Prometheus would rename ``job`` to
+``exported_job``.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from typing import Any
 from train.gang.watch.views import View
 from train.host import records
 
-#: What a job can be at; ``restarting`` has failed, and another attempt follows.
+#: States of a job. ``restarting`` has failed, and another attempt follows.
 STATES = (records.RUNNING, records.COMPLETED, records.FAILED, records.STOPPED, "restarting")
-#: The series of a rank's progress record: field, name, factor and help.
+#: The series from a rank's progress record: field, name, factor and help.
 _PROGRESS = (
     ("step", "step", 1, "Last step of the rank"),
     ("steps", "steps_planned", 1, "Steps that the training is to have"),
@@ -25,20 +26,20 @@ _PROGRESS = (
     ("steps_per_s", "steps_per_second", 1, "Steps that the rank makes in a second"),
     ("memory_mb", "memory_bytes", 2**20, "Main memory that the script of the rank holds"),
 )
-#: How the format spells what a progress record has as text.
+#: Spellings in Prometheus' format of values that a progress record has as text.
 _NOT_FINITE = {"NaN": "NaN", "Infinity": "+Inf", "-Infinity": "-Inf"}
 
 Sample = tuple[Mapping[str, str], object]
 
 
 def write(folder: str, job: str, state: str, attempt: int, views: Sequence[View]) -> str:
-    """Replace the file of a job, if there is to be a ``folder`` of them; return what went wrong."""
+    """Replace the job's file in ``folder``, if that is set. Return an error or an empty text."""
     if not folder:
         return ""
     path = f"{records.expand(folder)}/train-{job}.prom"
     try:
         records.write_text(path, text_of(job, state, attempt, views), durable=False)
-    except Exception as error:  # the job does not depend on what it is observed with
+    except Exception as error:  # the job must not depend on its monitoring
         why = error.strerror if isinstance(error, OSError) else repr(error)
         return f"{path} cannot be written: {why} (train_job_metrics_dir)"
     return ""

@@ -1,5 +1,5 @@
-"""What people are told of the ranks while a job is followed, each thing once: a rank that trains
-alone or does not end, where a further attempt begins, and what is not fetched or kept.
+"""Notices to the user while a job is followed, each shown once: a rank that trains alone or does
+not end, the step at which a restart resumes, and files that are not fetched or kept completely.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from train.host import ranks as host_ranks
 from train.host import records
 from train.host.records import Progress
 
-#: Seconds between two lines about how much of the logs is fetched.
+#: Seconds between two lines about the progress of fetching logs.
 FETCH_EVERY = 5.0
 
 
 class Notices:
-    """The notices about the ranks of a job; ``is_new``: no watch has seen a step of it."""
+    """Notices about a job's ranks. ``is_new``: no watch has seen a step of the attempt yet."""
 
     def __init__(self, views: Sequence[View], journal: Journal, is_new: bool) -> None:
         self._views, self._journal, self._is_new = views, journal, is_new
         self._training = views_in_training(views)
         self._first_step: int | None = None  # of a new attempt
-        self._checkpoints = ""  # how often its script makes some, as far as it reports
-        self._fetch_from: int | None = None  # bytes that had come when only logs were waited for
+        self._checkpoints = ""  # how often the script saves some, if reported
+        self._fetch_from: int | None = None  # bytes received when only logs were missing
         self._fetch_said = 0.0
 
     def lingering(self, view: View) -> None:
-        """Notice a rank that has made all of its steps, and does not end."""
+        """Notice a rank that has finished all of its steps but does not end."""
         running = view.state.get("lingering")
         if running and view.phase == records.RUNNING:
             text = (
@@ -42,7 +42,7 @@ class Notices:
             self._journal.notice("lingering", text, view, once=view.target.task)
 
     def alone(self, view: View) -> None:
-        """Notice a rank that makes steps by itself, while the job runs."""
+        """Notice a rank that trains by itself while the job runs."""
         is_going_on = any(other.phase in records.ALIVE_PHASES for other in self._training)
         if view.state.get("alone") and not view.target.non_training and is_going_on:
             about = f"{view.target.task} ({view.target.host})"
@@ -51,8 +51,8 @@ class Notices:
             self._journal.notice("alone", text, view, once=view.target.task)
 
     def left_out(self, view: View, phase: str, holes: Mapping[str, Sequence[int]]) -> None:
-        """Notice that a file is not kept or fetched as a whole; the arguments after the rank are
-        those of its state before.
+        """Notice that a file is not kept or fetched completely. ``phase`` and ``holes`` are those
+        of the rank's previous state.
         """
         task, host = view.target.task, view.target.host
         about = f"{task} ({host})"
@@ -71,7 +71,7 @@ class Notices:
                 self._journal.notice("left_out", text, view, once=f"{task} {name}")
 
     def fetching(self, now: float, views: Sequence[View], say: Callable[[str], None]) -> None:
-        """Show with ``say`` now and then how much of the logs of ranks that have ended has come."""
+        """Regularly show with ``say`` how much of the ended ranks' logs has been fetched."""
         left, received = sum(view.left for view in views), sum(view.received for view in views)
         if not left:
             self._fetch_from = None
@@ -87,7 +87,7 @@ class Notices:
             self._journal.write(notice={"kind": "fetching", "task": None, "text": text})
 
     def resumed(self, view: View, found: Sequence[Progress]) -> None:
-        """Notice at which step a further attempt begins, and how far the one before had come."""
+        """Notice the first step of a restart, and the last step of the previous attempt."""
         attempt = view.target.attempt
         if view.target.non_training or attempt == 1 or not self._is_new:
             return
@@ -115,7 +115,7 @@ class Notices:
         self._journal.notice("resumed", text)
 
     def missing_chief(self) -> None:
-        """Notice that workers of parameter servers count as training, as there is no chief."""
+        """Notice that workers with parameter servers count as training without a chief."""
         kinds = {view.target.task.partition("-")[0] for view in self._views}
         if "ps" in kinds and "chief" not in kinds:
             text = (

@@ -1,4 +1,4 @@
-"""How a gang ended, and which rank was first at fault."""
+"""Describes how a job ended, and finds the rank that was first at fault."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from train.gang.watch.diagnosis import PathBetween, cut_off, each_other, how_cut
 from train.gang.watch.views import View, is_secondary, views_in_training
 from train.host import records
 
-#: Seconds that a rank may be stopped by a signal or a debugger.
+#: Seconds that a rank may stay stopped by a signal or a debugger.
 FROZEN_LIMIT = 20.0
-#: Seconds by which the end of a rank that left may follow the end of one that lost it: a process
-#: closes its connections before it is gone.
+#: Maximum seconds by which a rank may end after one that lost it. A process closes its connections
+#: before it is gone.
 _LEAVING = 5.0
-#: How TensorFlow names a rank that it has lost, and train/worker.py one that is unreachable.
+#: Messages of TensorFlow about a lost rank, and of train/worker.py about an unreachable one.
 _NAMED_AS_LOST = re.compile(
     r"TrainingError: (?:lost contact with (?P<lost>\w+-[0-9]+(?:, \w+-[0-9]+)*):"
     r"|(?P<mute>\w+-[0-9]+) \(\S+\) was unresponsive)"
@@ -30,19 +30,19 @@ _NAMED_AS_LOST = re.compile(
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the gang stands."""
+    """How the job ended."""
 
     state: str  # ``completed``, ``failed`` or ``stopped``
-    root_cause: str | None  # the task that was first at fault; None unless failed
-    message: str  # for people; names the task, what happened, what to do and its last lines
+    root_cause: str | None  # the task first at fault, or None unless failed
+    message: str  # for people: the task, what happened, the remedy and the last lines
     cause: str = ""  # a key of causes.CAUSES; empty unless failed
-    step: int | None = None  # the last step that it has reported, or else any rank
+    step: int | None = None  # the last step reported by that task, or else by any rank
     unreachable: Sequence[str] = field(default_factory=list)  # hosts that do not answer
-    doubts: Sequence[str] = field(default_factory=list)  # what was seen while it ran
+    doubts: Sequence[str] = field(default_factory=list)  # noticed while it ran
 
 
 def named_by(view: View) -> set[str]:
-    """Return the other ranks that a failed one names as lost."""
+    """Return the other ranks that a failed rank names as lost."""
     named: set[str] = set()
     lines = [view.state.get("reason") or "", *view.tail]
     for match in _NAMED_AS_LOST.finditer("\n".join(lines)):
@@ -52,8 +52,9 @@ def named_by(view: View) -> set[str]:
 
 
 def stuck(views: Sequence[View], now: float) -> View | None:
-    """Return a living rank that is stopped, or else one whose host is unresponsive: of several, the
-    one that most of the failed ones name as lost.
+    """Return a living rank that is stopped or else has an unresponsive host, or None.
+
+    Of several, return the one that most failed ranks name as lost.
     """
     named = Counter(task for v in views if v.phase == records.FAILED for task in named_by(v))
     others = [view for view in views if not view.final]
@@ -68,20 +69,20 @@ def stuck(views: Sequence[View], now: float) -> View | None:
 
 @dataclass(frozen=True)
 class LostContact:
-    """Which rank lost contact with the others; either of two where there is no rank."""
+    """The rank that lost contact with the others, or None if it may be either of two."""
 
     view: View | None
-    reason: str  # in words that go after the rank's name, or name both ranks
-    one_word: bool = False  # whether nothing but the word of one rank shows it
+    reason: str  # text to follow the rank's name, or a sentence about both ranks
+    one_word: bool = False  # whether one rank's report is the only evidence
 
 
 def who_lost_contact(
     views: Sequence[View], failed: Sequence[View], tried: Set[PathBetween], broken: Set[PathBetween]
 ) -> LostContact | None:
-    """Return who was at fault where all ``failed`` ranks report only that they lost another one;
-    None where they name none. ``tried`` and ``broken`` are the paths that their hosts have checked.
+    """Return the rank at fault if all ``failed`` ranks report only that they lost another one.
 
-    One rank's claim about another is not evidence: it may be the one that is cut off.
+    Return None if they name none. ``tried`` and ``broken`` are the paths that their hosts checked.
+    One rank's claim about another is not evidence: it may itself be cut off.
     """
     by_task = {view.target.task: view for view in views}
     if broken:
@@ -102,8 +103,10 @@ def who_lost_contact(
 
 
 def _words(by_task: Mapping[str, View], failed: Sequence[View], *, living: bool) -> Counter[str]:
-    """Return how many failed ranks name each one as lost: only those that fell before it, or all.
-    That a rank is lost which has ended shows nothing about how that came.
+    """Count how many failed ranks name each rank as lost: only those that failed before it
+    (``living``), or all.
+
+    The loss of a rank that has already ended does not explain why it ended.
     """
     found: Counter[str] = Counter()
     for view in failed:
@@ -115,7 +118,7 @@ def _words(by_task: Mapping[str, View], failed: Sequence[View], *, living: bool)
 
 
 def _one_word(accuser: View, accused: View, tried: Set[PathBetween]) -> LostContact:
-    """Return what it means that one rank alone names another one; all ``tried`` paths were open."""
+    """Judge one rank's claim that it lost another one. All ``tried`` paths were open."""
     names = accuser.target.task, accused.target.task
     by = sorted({source for source, to in tried if to == names[1]} - {names[0]})
     if by:
@@ -132,8 +135,9 @@ def _one_word(accuser: View, accused: View, tried: Set[PathBetween]) -> LostCont
 
 
 def rank_that_left(views: Sequence[View], failed: Sequence[View]) -> View | None:
-    """Return the rank that completed first while others, which report only that they lost another
-    one, went on; None where none did.
+    """Return the rank that completed first while others needed it, or None.
+
+    The others report only that they lost another rank.
     """
     fallen = [view for view in failed if not view.target.non_training]
     if not fallen:
@@ -145,7 +149,7 @@ def rank_that_left(views: Sequence[View], failed: Sequence[View]) -> View | None
 
 
 def how_it_left(view: View) -> str:
-    """Return in words after a rank's name that it left while others needed it."""
+    """Describe how a rank left while others needed it, as text to follow its name."""
     for name in ("step", "epoch"):
         value, total = view.record.get(name), view.record.get(f"{name}s")
         if isinstance(value, int) and isinstance(total, int):
@@ -156,7 +160,7 @@ def how_it_left(view: View) -> str:
 
 
 def first_of(failed: Sequence[View]) -> View:
-    """Return the rank that ended first, by the clocks of the hosts set right."""
+    """Return the rank that ended first, according to the corrected clocks of the hosts."""
     return min(failed, key=lambda view: view.ended_at)
 
 
@@ -169,12 +173,14 @@ def failed_at(
     reason: str = "",
     reported_by: View | None = None,
 ) -> Outcome:
-    """Return the outcome of a gang in which ``view`` was first at fault, by default for what is in
-    its state, or as its host is unreachable; ``reported_by`` is the rank whose end shows it.
+    """Return the outcome of a job in which ``view`` was first at fault.
+
+    The cause and reason default to those of its state, or to an unreachable host. ``reported_by``
+    is the rank whose end shows the fault.
     """
     cause = cause or view.state.get("cause") or causes.UNREACHABLE
     reason = reason or view.state.get("reason") or view.trouble or "is unreachable"
-    # Its own, where it has ended by itself: ranks report their steps at different times.
+    # Its own step if it has ended by itself, because ranks report steps at different times.
     step = view.state.get("step")
     if step is None:
         step = max((v.record["step"] for v in views if "step" in v.record), default=None)
@@ -204,8 +210,9 @@ def failed_at(
 def neither_at_fault(
     views: Sequence[View], reason: str, *, now: float, reported_by: View | None = None
 ) -> Outcome:
-    """Return the outcome of a gang in which two ranks, which ``reason`` names, lost each other, and
-    nothing shows which of them was at fault.
+    """Return the outcome of a job in which two ranks lost each other and either may be at fault.
+
+    ``reason`` names both ranks.
     """
     for view in views:
         named = f"{view.target.task} on {view.target.host}"
@@ -225,19 +232,19 @@ def _what_to_do(failure: causes.Failure, job: str) -> str:
 
 
 def _reported(by: View | None) -> str:
-    """Return in words whose end shows a fault of another rank."""
+    """Describe the end of the rank that shows another rank's fault."""
     return f": {by.target.task} on {by.target.host} {by.state.get('reason')}" if by else ""
 
 
 def _waited(views: Sequence[View], first: View) -> float:
-    """Return the seconds from a rank's end to the last end that followed from it; 0 if unknown."""
+    """Return the seconds from a rank's end to the last end that it caused, or 0 if unknown."""
     fallen = [view for view in views if view is not first and view.phase == records.FAILED]
     ended = [view.ended_at for view in fallen if is_secondary(view)]
     return max(ended, default=0.0) - first.ended_at if "ended_at" in first.state else 0.0
 
 
 def different_weights(training: Sequence[View]) -> Outcome | None:
-    """Return the outcome where ranks ended with different weights; None where they are equal."""
+    """Return the outcome if ranks ended with different weights, or None if they are equal."""
     hashes: dict[str, list[str]] = {}
     for view in training:
         if view.weights_sha256:
@@ -250,7 +257,7 @@ def different_weights(training: Sequence[View]) -> Outcome | None:
 
 
 def result_of(job: str, outcome: Outcome, views: Sequence[View], attempts: int) -> Result:
-    """Return ``result.json`` (docs/formats.md); its metrics are the final ones of the chief."""
+    """Return ``result.json`` (docs/formats.md). Its metrics are the chief's final ones."""
     training = views_in_training(views)
     metrics = next((view.final_metrics for view in training if view.final_metrics), {})
     found = doubts.find(views) if outcome.state == records.COMPLETED else []

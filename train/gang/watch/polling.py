@@ -1,8 +1,9 @@
-"""Asks all machines of a gang for updates of their ranks, and keeps copies of the ranks' files.
+"""Requests updates from all machines of a job, and keeps copies of the ranks' files.
 
-One thread a machine asks (``host.updates``, which waits on the machine); all updates meet in one
-queue, so that the first failure is seen as such, whatever the number of Ansible's forks. What comes
-in is checked (``reports``) and kept in a folder on the control node: logs and progress records.
+One thread per machine makes the requests (``host.updates``, which waits on the machine). All
+updates go through one queue, so that the first failure is recognized regardless of the number of
+Ansible's forks. Updates are checked (``reports``) and stored on the control node: logs and progress
+records.
 """
 
 from __future__ import annotations
@@ -28,29 +29,30 @@ from train.host import ranks as host_ranks
 from train.host.records import Cursor, State, Update
 
 LOCK_FILE = ".followed"
-#: Seconds before the second try to reach a host; and between two tries to write a file.
+#: Seconds before the second attempt to reach a host, and between two attempts to write a file.
 _BACKOFF = 1.0
 _DISK_PAUSE = 5.0
-#: Bytes of the lock file about the process that follows a job, and characters of its command.
+#: Maximum bytes in the lock file about the process that follows a job, and characters of its
+#: command.
 _FOLLOWER, _COMMAND = 1000, 200
-#: The files of a rank that have limits, here and on its host, and what people call them.
+#: A rank's files with limits, here and on its host, and their names in messages.
 BOUNDED: tuple[tuple[reports.FileName, str, str], ...] = (
     ("log", "log", records.LOG_FILE),
     ("progress", "progress records", records.PROGRESS_FILE),
 )
-#: Bytes of all files in one answer of a machine: the least, the first and the most. There are more
-#: while an answer with data takes less than _FAST seconds, and fewer after one of _SLOW seconds.
+#: Bytes of all files in one answer: minimum, first and maximum. The size grows while an answer with
+#: data takes less than _FAST seconds, and shrinks after one that takes more than _SLOW seconds.
 _ANSWER_LEAST, _ANSWER, _ANSWER_MOST = 1 << 18, 1 << 20, 1 << 23
 _FAST, _SLOW = 1.0, 2.0
-#: Bytes waiting on a host from which on it gathers no lines before it answers.
+#: If more bytes than this are waiting, a host answers without gathering lines.
 _BACKLOG = 1 << 16
-#: Of a file with more than this still waiting, only the newest lines of an answer are looked at.
+#: If more bytes of a file than this are waiting, only an answer's newest lines are parsed.
 _FAR_BEHIND = 1 << 22
-#: Bytes of an answer that are looked at: of any log, and of progress that is far behind.
+#: Maximum bytes of an answer to parse: of any log, and of progress that is far behind.
 _LOG_SEEN, _PROGRESS_SEEN = 1 << 18, 1 << 16
-#: Updates that wait to be judged.
+#: Maximum number of updates in the queue.
 _QUEUE = 64
-#: Where the files of a rank lie in the job's folder.
+#: Paths of a rank's files in the job's folder.
 _PLACES: Mapping[reports.FileName, str] = {
     "log": "logs/{}.log",
     "progress": "progress/{}.jsonl",
@@ -59,31 +61,31 @@ _PLACES: Mapping[reports.FileName, str] = {
 
 
 class BusyError(Exception):
-    """Another process follows the job already."""
+    """Another process already follows the job."""
 
 
 class UnreachableError(Exception):
     """A host cannot be reached."""
 
 
-#: Asks the machine of a rank for updates of its ranks; the other arguments and what it returns are
-#: those of host.updates.wait_for_updates. Raises UnreachableError, or OSError where it failed.
+#: Asks the machine of a rank for updates of its ranks. For the other arguments and the result, see
+#: host.updates.wait_for_updates. Raises UnreachableError, or OSError if the request failed.
 Poll = Callable[[Target, dict[str, Cursor], float, float], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What bounds a watch, in seconds unless stated otherwise."""
+    """Limits of a watch, in seconds unless stated otherwise."""
 
-    start_timeout: float  # until every rank must have a state, and before a slow start is noticed
-    unreachable_timeout: float  # of a host, until it is lost, if others of the gang confirm it
-    interval: float  # that a host gathers lines before it answers
-    start_wait_timeout: float = 0.0  # for which a rank that is up waits for another; 0 for no limit
-    end_timeout: float = 0.0  # for non-training tasks to end by themselves after the training
-    grace: float = 0.0  # for the ranks of a job that is stopped to end
-    straggler_factor: float = 1.5  # how many times the others' own part of a step is slow
-    disconnected_timeout: float = 0.0  # without any host, until the watch ends; 0 for no limit
-    log_limit: int = 1 << 28  # the most bytes that are kept of each of a rank's files
+    start_timeout: float  # until every rank must have a state, and a slow start is noticed
+    unreachable_timeout: float  # until a host is lost, if other hosts of the job confirm it
+    interval: float  # for which a host gathers lines before it answers
+    start_wait_timeout: float = 0.0  # for a running rank to wait for another; 0 for no limit
+    end_timeout: float = 0.0  # for non-training tasks to end by themselves after training
+    grace: float = 0.0  # for the ranks of a stopped job to end
+    straggler_factor: float = 1.5  # how many times longer than the others' own step time is slow
+    disconnected_timeout: float = 0.0  # until the watch ends without any host; 0 for no limit
+    log_limit: int = 1 << 28  # maximum bytes to keep of each of a rank's files
 
 
 #: The state of a rank before its host has reported one.
@@ -93,11 +95,13 @@ _T = TypeVar("_T")
 
 
 class Ranks:
-    """Ranks whose hosts are asked for updates; ``folder`` here gets their logs and progress.
-    BusyError, with ``busy`` as its message: another process writes there. OSError: nobody can.
+    """Ranks whose hosts are asked for updates. Their logs and progress are stored in ``folder``.
+
+    Raise BusyError with the message ``busy`` if another process writes to the folder, OSError if
+    the folder cannot be written to.
     """
 
-    #: The longest pause in seconds between two tries to reach a host.
+    #: Maximum pause in seconds between two attempts to reach a host.
     longest_backoff = 15.0
 
     def __init__(
@@ -119,11 +123,11 @@ class Ranks:
         }
 
     def close(self) -> None:
-        """Let other processes write to the folder."""
+        """Unlock the folder for other processes."""
         os.close(self._lock)
 
     def _run(self, judge: Callable[[], _T | None], wait: float) -> _T:
-        """Ask all machines until ``judge`` returns something; with ``wait`` 0, each rank once."""
+        """Ask all machines until ``judge`` returns a result. With ``wait`` 0, ask only once."""
         self._began = time.monotonic()
         places: dict[str, list[View]] = {}
         for view in self.views:
@@ -140,25 +144,25 @@ class Ranks:
                 return judgement
 
     def _ask(self, views: Sequence[View], wait: float) -> None:
-        """Ask a machine for updates of its ranks until they have ended, in a separate thread."""
+        """Ask a machine for updates of its ranks until they have ended. Runs in a thread."""
         ranks = {view.target.rank_dir: view for view in views}
         cursors: dict[str, Cursor] = {}
         for rank_dir, view in ranks.items():
             offset: Any = {name: file.offset for name, file in self._files[view].items()}
             cursors[rank_dir] = {**_UNKNOWN, **offset}
-        gather, backoff, size = 0.0, _BACKOFF, _ANSWER  # what is there already comes at once
+        gather, backoff, size = 0.0, _BACKOFF, _ANSWER  # existing data comes at once
         while cursors and not self._over.is_set():
             asked = time.monotonic()
             for rank_dir in cursors:
                 ranks[rank_dir].asked = asked
-            # An answer has far fewer bytes than are kept of a file.
+            # An answer is much smaller than the kept part of a file.
             most = min(size, self._limits.log_limit // 4)
             for cursor in cursors.values():
                 cursor["answer"] = most
             try:
                 answer = self._poll(views[0].target, dict(cursors), wait, gather)
                 updates = {rank_dir: reports.update(answer.get(rank_dir)) for rank_dir in cursors}
-            except Exception as error:  # whatever it is: a thread that ends is waited for
+            except Exception as error:  # any error: the thread must not end, others wait for it
                 for rank_dir in cursors:
                     ranks[rank_dir].asked = None
                     self._hand_over(ranks[rank_dir], error, "")
@@ -188,16 +192,16 @@ class Ranks:
             self._over.wait(pause)
 
     def _hand_over(self, view: View, update: Update | Exception, unsaved: str) -> None:
-        """Have an update judged, as soon as those before it were."""
+        """Queue an update to be judged after the previous ones."""
         while not self._over.is_set():
             with contextlib.suppress(queue.Full):
                 self._updates.put((view, update, unsaved), timeout=0.5)
                 return
 
     def _skip(self, view: View, update: Update, cursor: Cursor) -> None:
-        """Continue near the end of a file if the part that waits does not fit into the copy."""
+        """Continue near the end of a file if the waiting part does not fit into the copy."""
         limit = self._limits.log_limit
-        # More is left to skip while it grows: one long gap reads better than many short ones.
+        # Skip further while it grows: one long gap is easier to read than many short ones.
         final = update["state"]["phase"] in records.FINAL_PHASES
         keep = limit * 3 // 8 if final else limit // 4
         for name, _, _ in BOUNDED:
@@ -206,11 +210,12 @@ class Ranks:
                 cursor[name] = max(cursor[name], update["sizes"][name] - keep)
 
     def _save(self, view: View, update: Update, cursor: Cursor) -> str:
-        """Append to the copies of a rank's files; what is not new to the watch is left out of it.
-        Return why a file could not be written; it is asked for again then.
+        """Append to the copies of a rank's files, and remove data from the update that is not new.
+
+        Return why a file could not be written. Its data will be requested again.
         """
         if not view.target.is_of_attempt(update["state"]):
-            for name in reports.FILES:  # what another attempt has written is none of this one's
+            for name in reports.FILES:  # ignore data of another attempt
                 update[name], update["cursor"][name] = "", cursor[name]
             other = update["state"]["attempt"]
             update["state"] = {"phase": host_ranks.ABSENT, "attempt": other}
@@ -220,10 +225,10 @@ class Ranks:
         for name, file in self._files[view].items():
             end = update["cursor"][name]
             data = update[name].encode("utf-8", "surrogateescape")
-            begin = end - len(data)  # after the cursor if the host has left something out
+            begin = end - len(data)  # after the cursor if the host has skipped a part
             gap, note, cut = begin - file.offset if data else 0, b"", 0
             if gap > 0:
-                cut = data.find(b"\n") + 1  # the first line is not whole
+                cut = data.find(b"\n") + 1  # the first line is incomplete
                 note = self._gap_note(view, name, gap + cut, update["state"])
             if data:
                 try:
@@ -233,7 +238,7 @@ class Ranks:
                     trouble = f"{file.path} cannot be written: {error.strerror}"
                     update["cursor"][name] = cursor[name]
             known = view.known.get(name, 0)
-            if begin < known <= end:  # it came before, and could not be written
+            if begin < known <= end:  # received before, but could not be written
                 cut = max(cut, known - begin)
             view.known[name] = end
             view.received += len(data)
@@ -245,7 +250,7 @@ class Ranks:
         return trouble
 
     def _gap_note(self, view: View, name: reports.FileName, size: int, state: State) -> bytes:
-        """Return the text that replaces bytes which the copy of a file lacks."""
+        """Return the text that replaces missing bytes in the copy of a file."""
         begin = b"" if self._files[view][name].tail(1) in ("", "\n") else b"\n"
         if name == "progress":
             return begin + json.dumps({"left_out": size}).encode() + b"\n"
@@ -256,7 +261,7 @@ class Ranks:
         return begin + f"... {listing.size(size)} left out here: {where} ...\n".encode()
 
     def _take(self, view: View, update: Update | Exception, unsaved: str) -> None:
-        """Note what a host has reported of a rank, or why it has not; ``unsaved`` is why its files
+        """Store a host's report about a rank, or why there is none. ``unsaved`` is why its files
         could not be written.
         """
         if isinstance(update, Exception):
@@ -269,8 +274,9 @@ class Ranks:
 
 
 def _take_lock(path: Path, busy: str) -> int:
-    """Lock a file, note there which process this is, and return its descriptor. BusyError, with
-    ``busy`` and the process as its message: another one has locked it.
+    """Lock a file, write the id of this process to it, and return its descriptor.
+
+    Raise BusyError with ``busy`` and the other process as its message if it is locked already.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     lock = os.open(path, flags, 0o644)
@@ -280,7 +286,7 @@ def _take_lock(path: Path, busy: str) -> int:
         follower = records.clean(os.pread(lock, _FOLLOWER, 0).decode("utf-8", "replace"), _FOLLOWER)
         os.close(lock)
         raise BusyError(f"{busy} ({follower})" if follower else busy) from None
-    # What follows the first -e may be secret.
+    # Arguments from the first -e on may be secret.
     command = processes.command(os.getpid()).partition(" -e")[0][:_COMMAND]
     follower = f"pid {os.getpid()} on {socket.gethostname()}: {command}"
     with contextlib.suppress(OSError):  # a full disk
@@ -290,14 +296,14 @@ def _take_lock(path: Path, busy: str) -> int:
 
 
 def _next_size(size: int, seconds: float) -> int:
-    """Return the bytes that the next answer may have after one took some seconds."""
+    """Return the size of the next answer in bytes, after one that took some ``seconds``."""
     if seconds > _SLOW:
         return max(_ANSWER_LEAST, size // 2)
     return min(_ANSWER_MOST, 2 * size) if seconds < _FAST else size
 
 
 def _note_left(view: View, update: Update, last: bool) -> None:
-    """Note what is left of a rank's files: at ``last``, nothing that it writes from now on."""
+    """Note the remaining bytes of a rank's files; with ``last``, ignore what it writes later."""
     if "left" not in update or not view.target.is_of_attempt(update["state"]):
         return
     if last and not view.goal:
@@ -312,5 +318,5 @@ def _note_left(view: View, update: Update, last: bool) -> None:
 
 
 def holes_of(state: State) -> Mapping[str, Sequence[int]]:
-    """Return the holes of a rank's files (host.limited.Hole)."""
+    """Return the gaps in a rank's files (host.limited.Hole)."""
     return state.get("left_out", {})

@@ -1,5 +1,5 @@
-"""Whether this control node reaches the hosts of a job. A host that it cannot reach counts as lost
-only where others of the gang confirm it; without any host, the watch waits or ends, not the job.
+"""Tracks whether this control node reaches a job's hosts. An unreachable host counts as lost only
+if other hosts of the job confirm it. Without any host, the watch waits or ends, but not the job.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from train.gang.watch.views import View
 
 
 class WatchEndedError(Exception):
-    """The watch ends, and the job does not."""
+    """The watch ends, but the job continues."""
 
 
 class Reachability:
-    """What is known of the connections to the hosts of ``views``.
+    """The state of the connections to the hosts of ``views``.
 
     Attributes:
-        cut_since: since when there is no connection to any host that is waited for; None if there
-            is one.
+        cut_since: when the connections to all hosts with unfinished ranks were lost, or None if
+            there is a connection.
     """
 
     def __init__(
@@ -31,16 +31,18 @@ class Reachability:
         self._views, self._limits, self._journal = views, limits, journal
         self._longest_backoff = longest_backoff
         self.cut_since: float | None = None
-        self._back: tuple[float, float] | None = None  # when the last cut began and ended
+        self._back: tuple[float, float] | None = None  # start and end of the last interruption
 
     def answered(self, view: View) -> None:
-        """Notice that the host of a rank can be reached again, if it could not."""
+        """Notice that a rank's host is reachable again, if it was not."""
         if self._journal.may_notice_again("unreachable", view.target.host):
             text = f"{view.target.host} can be reached again"
             self._journal.notice("reachable", text, view)
 
     def check(self, now: float) -> None:
-        """Notice hosts that are out of reach or back; WatchEndedError: all were for too long."""
+        """Notice hosts that become unreachable or reachable. Raise WatchEndedError if there has
+        been no connection to any host for too long.
+        """
         limits = self._limits
         waiting = [view for view in self._views if not view.final]
         unresponsive = [view for view in waiting if view.is_unresponsive(now)]
@@ -69,7 +71,7 @@ class Reachability:
             )
         if self.cut_since is None:
             limit = min(self._longest_backoff, limits.unreachable_timeout)
-            # After a cut, the first host to answer is only the first.
+            # After an interruption, hosts do not all answer at once.
             settled = self._back is None or now - self._back[1] >= limit
             for view in unresponsive:
                 if settled and view.silence(now) > limit:
@@ -78,8 +80,9 @@ class Reachability:
                     self._journal.notice("unreachable", text, view, once=host)
 
     def is_settled(self, now: float) -> bool:
-        """Return whether all hosts have reported since the last cut, or have had time for it: all
-        states are read before any of them is judged.
+        """Return whether all hosts have reported since the last interruption, or have had time to.
+
+        All states are read before any of them is judged.
         """
         if self._back is not None and now - self._back[1] < self._limits.unreachable_timeout:
             if any(not view.final and view.heard < self._back[0] for view in self._views):

@@ -1,6 +1,6 @@
-"""Faults of scripts that are known by the message of the exception, each with what helps.
+"""Known faults of scripts, identified by the exception's message, with their remedies.
 
-docs/troubleshooting.md lists those of TensorFlow.
+docs/troubleshooting.md lists those related to TensorFlow.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from train.host.preflight import INSTALL
 
 
 class Fault(NamedTuple):
-    """What the message of an exception shows, and what helps."""
+    """The message of an exception, and a remedy."""
 
     message: re.Pattern[str]
-    remedy: str  # ``{name}`` is the group of this name in the message; commands are markers
+    remedy: str  # ``{name}`` is that group of the message; commands are markers
 
 
 _OF_ANOTHER_VERSION = (
@@ -27,7 +27,7 @@ _ONE_PATH = (
     "rank to a separate folder (docs/your-script.md)"
 )
 
-#: Faults of scripts, the first that matches counts. None of them is worth another try.
+#: Faults of scripts. The first match counts. None of them justifies another attempt.
 FAULTS = (
     Fault(
         re.compile(
@@ -114,9 +114,7 @@ FAULTS = (
 
 
 def known_fault(error: str) -> str:
-    """Return what helps against an error of which it is known that it is the script's; else an
-    empty text.
-    """
+    """Return the remedy for an error that is known to be the script's fault, or an empty text."""
     for fault in FAULTS:
         if found := fault.message.search(error):
             return fault.remedy.format(**found.groupdict())

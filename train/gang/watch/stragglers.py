@@ -1,10 +1,10 @@
-"""Names the slowest rank of a gang while it runs, and why it is slow as far as that is known.
+"""Finds the slowest rank of a running job, and the reason if possible.
 
-In a synchronous gang a step takes the same time in all ranks: the others wait for the slow one in
-the exchange. So a rank's *own* part of a step is compared, the wait for its examples and the
-computing (``step_time`` of its progress records), over steps that all ranks have reported. The
-*readings* of a rank, what ``host.load.facts`` reported over some seconds, the oldest first, are
-evidence for what holds back its processors; where a script reports no times, they are all there is.
+In synchronous training a step takes the same time on all ranks, because the others wait for the
+slow one in the exchange. So a rank's *own* part of a step is compared: the wait for its examples
+and the computation (``step_time`` in progress records), over steps that all ranks have reported.
+The *readings* of a rank are reports of ``host.load.facts`` over some seconds, oldest first. They
+show what holds back its processors. If a script reports no times, only readings are available.
 """
 
 from __future__ import annotations
@@ -20,39 +20,39 @@ from train.host.records import Progress
 Reading = Mapping[str, Any]
 Readings = Sequence[Reading]
 
-#: NVML's bits of a clock that is held down by heat or by the power supply, and by the power limit.
+#: NVML's bits for a clock reduced by heat or by the power supply, and by the power limit.
 _GPU_HELD, _GPU_POWER = 0x8 | 0x20 | 0x40 | 0x80, 0x4
 
-#: Seconds and records of each rank that a judgement rests on, at least.
+#: Minimum seconds and records of each rank for a judgement.
 WINDOW_S = 20.0
 RECORDS = 3
-#: What the gang must lose by its slowest rank for a report, as a part of a step's time.
+#: Minimum loss by the slowest rank for a report, as a part of a step's time.
 LEAST_LOSS = 0.1
-#: An exchange is reported that takes so many times what it took at best, and more by this part of
-#: a step's time.
+#: An exchange is slow if it takes this many times its best time, and longer by this part of a
+#: step's time.
 EXCHANGE_FACTOR, EXCHANGE_LOSS = 2.0, 0.25
-#: A report holds until a value is below this part of its limit: a border case is reported once.
+#: A report holds until a value is below this part of its limit, to avoid repeated reports.
 _RELEASE = 0.85
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What is to be reported of a gang's pace."""
+    """A change in the pace of a job to report."""
 
-    task: str | None  # None where it is all ranks, and
+    task: str | None  # None for all ranks, and
     host: str | None  # likewise
-    #: ``input`` or ``compute``; ``network``; ``cpu`` (only from its host); or ``none``, where what
-    #: was reported is over.
+    #: ``input`` or ``compute``; ``network``; ``cpu`` (only from its host); or ``none`` if the
+    #: reported slowness is over.
     cause: str
-    text: str  # for people, in a line
-    #: Own part of a step over the others' (``input``, ``compute``), or the exchange over what it
-    #: was at best (``network``); else None.
+    text: str  # a line for people
+    #: Own part of a step relative to the others' (``input``, ``compute``), or the exchange relative
+    #: to its best time (``network``); else None.
     factor: float | None = None
     evidence: Sequence[str] = field(default_factory=list)
 
 
 class _Times(NamedTuple):
-    """Parts of a step's mean time, in ms."""
+    """Mean times of the parts of a step, in ms."""
 
     input: float
     compute: float
@@ -69,7 +69,7 @@ class _Times(NamedTuple):
 
 @dataclass(frozen=True)
 class _Sample:
-    """A progress record: the times of the steps after ``first`` to ``last``, and when (s)."""
+    """A progress record: its interval (s), and times of steps after ``first`` up to ``last``."""
 
     began: float
     ended: float
@@ -79,12 +79,12 @@ class _Sample:
 
 
 class Stragglers:
-    """The ranks of one attempt that train, each compared with the others.
+    """The training ranks of one attempt, each compared with the others.
 
     Args:
-        hosts: where each task is.
-        limit: how many times the others' own part of a step is too long.
-        window: seconds over which it must have been so.
+        hosts: the host of each task.
+        limit: how many times longer than the others' a rank's own part of a step may be.
+        window: minimum seconds for which the limit must be exceeded.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Stragglers:
         self._best: _Times | None = None
 
     def add_record(self, task: str, record: Progress) -> None:
-        """Take a progress record of a rank, each once and in order."""
+        """Add a rank's progress record; each is added once and in order."""
         samples, before = self._samples[task], self._last.get(task)
         ended, step = number(record.get("t")), record.get("step")
         if record.get("phase") != "training" or ended is None or step is None:
@@ -108,19 +108,19 @@ class Stragglers:
         if before is None:
             return
         if ended < before[0] or step < before[1]:
-            samples.clear()  # the clock was set back, or the run began again
+            samples.clear()  # the clock was set back, or the run started again
             return
         times = _times(record.get("step_time", {}))
         if times is None or step == before[1]:
             return
         samples.append(_Sample(before[0], ended, before[1], step, times))
-        # For longer than the window: the ranks' records are not of the same moments.
+        # Longer than the window, because the ranks' records are not synchronized.
         oldest = ended - 1.5 * self._window
         while len(samples) > RECORDS + 1 and samples[1].began < oldest:
             samples.popleft()
 
     def add_reading(self, task: str, reading: Reading) -> None:
-        """Take what the host of a rank reports of it; see ``host.load.facts``."""
+        """Add a reading from a rank's host; see ``host.load.facts``."""
         readings = self._readings[task]
         if number(reading.get("t")) is None:
             return
@@ -129,22 +129,23 @@ class Stragglers:
             again = newest.get("machine") != reading.get("machine") or any(
                 reading.get(name, 0) < newest.get(name, 0) for name in ("t", "cpu_s")
             )
-            if again:  # the host, or the rank, has begun again
+            if again:  # the host or the rank has started again
                 readings.clear()
         readings.append(reading)
         while len(readings) > 2 and readings[1]["t"] <= reading["t"] - self._window:
             readings.popleft()
 
     def finding(self) -> Finding | None:
-        """Return what is to be reported now; None while nothing has changed. A finding is reported
-        again when it is of another rank or cause, when the hosts give evidence for the first time,
-        and when the factor has doubled. So is its end.
+        """Return a new finding, or None if nothing has changed.
+
+        A finding is repeated if the rank or the cause changes, if hosts provide evidence for the
+        first time, or if the factor doubles. Its end is also reported.
         """
         windows = self._windows()
         if windows:
             found = self._slowest(windows) or self._exchange(windows)
         elif any(self._samples.values()):
-            return None  # they will report enough
+            return None  # more records will follow
         else:
             found = self._by_hosts()
         before, self._reported = self._reported, found
@@ -158,12 +159,12 @@ class Stragglers:
         return found
 
     def _relief(self, task: str | None, *causes: str) -> float:
-        """Return by what limits are multiplied: less than 1 for what was reported already."""
+        """Return the factor for limits: less than 1 for a finding that was already reported."""
         known = self._reported
         return _RELEASE if known and known.task == task and known.cause in causes else 1.0
 
     def _windows(self) -> list[dict[str, _Times]]:
-        """Return the ranks' times over the same steps: of all, of each half; nothing if too few."""
+        """Return the ranks' times over shared steps: all and each half; nothing if too few."""
         ranks = self._samples.values()
         if len(ranks) < 2 or not all(ranks):
             return []
@@ -180,7 +181,7 @@ class Stragglers:
         ]
 
     def _slowest(self, windows: list[dict[str, _Times]]) -> Finding | None:
-        """Return the rank whose own part of a step is longest, if it is too long in all windows."""
+        """Return the rank with the longest own part of a step if it is too long in all windows."""
         means = windows[0]
         task = max(means, key=lambda name: means[name].own)
         relief = self._relief(task, "input", "compute")
@@ -191,7 +192,7 @@ class Stragglers:
                 return None
         slow, usual = means[task], _others(means, task, "own")
         more, factor = slow.own - usual, slow.own / max(usual, 1e-3)
-        # A rank that has a bit of both keeps the cause that was reported.
+        # A rank with a mixture of both keeps the reported cause.
         less_input = 0.5 + 0.15 * (
             (self._relief(task, "compute") < 1) - (self._relief(task, "input") < 1)
         )
@@ -209,7 +210,7 @@ class Stragglers:
         return Finding(task, host, cause, text, round(factor, 2), evidence)
 
     def _exchange(self, windows: list[dict[str, _Times]]) -> Finding | None:
-        """Return that the exchange itself has become slow, by the rank that waits least."""
+        """Return a finding if the exchange is slow even for the rank that waits least."""
         worst = [
             _Times(
                 0.0,
@@ -246,7 +247,7 @@ class Stragglers:
         return Finding(None, None, "network", text, round(factor, 2), evidence)
 
     def _by_hosts(self) -> Finding | None:
-        """Return the one rank whose processors are held back, where scripts report no times."""
+        """Return the only rank with hindered processors, for scripts that report no times."""
         readings = self._readings
         if len(readings) < 2 or any(span(seen) < 0.8 * self._window for seen in readings.values()):
             return self._reported
@@ -268,27 +269,27 @@ def _between(samples: Iterable[_Sample], low: float, high: float) -> list[_Sampl
 
 
 def _mean(samples: list[_Sample]) -> _Times:
-    """Return the times of a step in the mean of all steps of the samples."""
+    """Return the mean times of a step over all steps of the samples."""
     steps = [sample.last - sample.first for sample in samples]
     parts = zip(*(sample.times for sample in samples), strict=True)
     return _Times(*(statistics.fmean(part, steps) for part in parts))
 
 
 def _others(times: Mapping[str, _Times], task: str, name: str) -> float:
-    """Return the median of a time over the ranks but ``task``."""
+    """Return the median of a time over the ranks except ``task``."""
     others = [float(getattr(own, name)) for other, own in times.items() if other != task]
     return statistics.median(others)
 
 
 def _times(value: Mapping[str, object]) -> _Times | None:
-    """Return the times of a record; None where it lacks one."""
+    """Return the times of a record, or None if one is missing."""
     parts = [number(value.get(f"{name}_ms")) for name in _Times._fields]
     known = [part for part in parts if part is not None]
     return _Times(*known) if len(known) == len(parts) else None
 
 
 def _over(found: Finding | None) -> Finding | None:
-    """Return that what was reported is over."""
+    """Return a finding that the reported slowness is over."""
     if found is None:
         return None
     if found.cause == "network":
@@ -301,7 +302,7 @@ def _over(found: Finding | None) -> Finding | None:
 
 
 def number(value: object) -> float | None:
-    """Return a value of JSON if it is a number; NaN and infinities come as strings."""
+    """Return a JSON value if it is a number. NaN and infinities are strings there."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     return None
@@ -313,7 +314,7 @@ def span(readings: Readings) -> float:
 
 
 def rates(readings: Readings) -> dict[str, float]:
-    """Return by how much each counter grew in a second; empty where that is not known."""
+    """Return the growth of each counter per second, or nothing if unknown."""
     seconds = span(readings)
     if seconds <= 0:
         return {}
@@ -326,7 +327,7 @@ def rates(readings: Readings) -> dict[str, float]:
 
 
 def hindrances(task: str, ranks: Mapping[str, Readings]) -> Iterator[str]:
-    """Yield what holds back the processors of a rank, in words that go after "task:"."""
+    """Yield what holds back a rank's processors, as text to follow "task:"."""
     readings, others = ranks[task], [seen for name, seen in ranks.items() if name != task]
     grown = rates(readings)
     if not grown:
@@ -359,7 +360,7 @@ def hindrances(task: str, ranks: Mapping[str, Readings]) -> Iterator[str]:
 
 
 def _starved(task: str, ranks: Mapping[str, Readings]) -> Iterator[str]:
-    """Yield that the threads of a rank wait for a core, and for longer than those of others."""
+    """Yield a text if a rank's threads wait for a core longer than those of others."""
     grown = {name: rates(readings) for name, readings in ranks.items()}
     shares = {}
     for name, known in grown.items():
@@ -402,7 +403,7 @@ def _newest_gpus(readings: Readings) -> Sequence[Reading]:
 
 
 def _resending(ranks: Mapping[str, Readings]) -> Iterator[tuple[str, float]]:
-    """Yield the rank whose host sends most again by TCP, and that part of it, if it stands out."""
+    """Yield the rank whose host resends most over TCP, and the share, if it stands out."""
     shares = {}
     for task, readings in ranks.items():
         grown = rates(readings)

@@ -1,7 +1,7 @@
-"""Decides how a gang ended, from the states of its ranks, their logs, and what their hosts reach.
+"""Decides how a job ended, from its ranks' states and logs, and from connections between hosts.
 
-What is merely not known ends no job: a limit that the user has set has passed, a rank has ended, or
-other hosts of the gang confirm that one is lost.
+Missing information alone never ends a job. A limit set by the user must pass, a rank must end, or
+other hosts of the job must confirm that one is lost.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from train.host import probe as host_probe
 from train.host import ranks as host_ranks
 from train.host import records
 
-#: Seconds for a rank that was first at fault to be seen after one that fell with it.
+#: Seconds to wait for the rank first at fault, after another rank that failed because of it.
 ROOT_CAUSE_WAIT = 3.0
-#: The same where there is nothing but the word of one rank about another one, and more ranks live.
+#: The same if the only evidence is one rank's report about another and more ranks are running.
 WORDS_WAIT = 20.0
-#: Seconds, in addition to the interval, in which a rank's last records arrive here.
+#: Seconds, in addition to the interval, until a rank's last records arrive here.
 NOTICE = 2.0
-#: Seconds without a sign of work after which an evaluator is done once the training is.
+#: Seconds without a sign of work after which an evaluator counts as done once training has ended.
 QUIET = 10.0
-#: Seconds for which all ranks must be up without a new step before they are asked whether they
-#: reach one another, the pause until they are asked again, and how often that is done.
+#: Seconds that all ranks must be up without a new step before their connections are checked, the
+#: pause before the next check, and the maximum number of checks.
 PROBE_AFTER = 8.0
 PROBE_AGAIN = 2.0
 PROBES = 6
 
 
 class Verdict:
-    """What is decided about the ranks of a gang, whose signs of work are ``activity``. Without
-    ``peers``, no rank is asked whom it reaches.
+    """Decides about the ranks of a job; ``activity`` has their signs of work. Without ``peers``,
+    connections between ranks are not checked.
     """
 
     def __init__(
@@ -70,19 +70,19 @@ class Verdict:
         self._is_cut = False
         self._suspect: tuple[View, float] | None = None
         self._trained_at: float | None = None
-        self._stopped_at: float | None = None  # when a first rank was seen to have been stopped
+        self._stopped_at: float | None = None  # when a first rank was seen as stopped
         self._alone_at: float | None = None  # when a rank was first seen to have trained alone
         self._losses: dict[str, Diagnosis] = {}
         self._fallen: Diagnosis | None = None
         self._diagnosis: Diagnosis | None = None
-        self._last: Diagnosis | None = None  # the last one that is done, since the last step
+        self._last: Diagnosis | None = None  # the last finished one since the last step
         self._probe_at: float | None = None
         self._probed = 0
         self._steps: list[int | None] = []
         self._found: Finding | None = None
 
     def reach(self, now: float, is_cut: bool) -> Outcome | None:
-        """Return how the gang ended; None while that is not decided. ``is_cut``: there is no
+        """Return how the job ended, or None if that is not decided yet. ``is_cut``: there is no
         connection to any host.
         """
         self._is_cut = is_cut
@@ -106,7 +106,7 @@ class Verdict:
         return None
 
     def _stop(self, stopped: Sequence[View], now: float) -> Outcome | None:
-        """Return the outcome of a gang that is stopped, once all ranks have ended that can."""
+        """Return the outcome of a stopped job, once all reachable ranks have ended."""
         self._stopped_at = now if self._stopped_at is None else self._stopped_at
         late = [v for v in self.views if not v.final and not v.is_unresponsive(now)]
         if late and now - self._stopped_at <= self._limits.grace + NOTICE:
@@ -120,15 +120,15 @@ class Verdict:
         return Outcome("stopped", None, "; ".join(named))
 
     def _first_failure(self, failed: Sequence[View], now: float) -> Outcome | None:
-        """Return the outcome where ranks have failed, once it is sure which was first at fault."""
+        """Return the outcome if ranks have failed, once the first one at fault is certain."""
         if self._suspect is None or self._suspect[0] not in failed:
             self._suspect = (failed[0], now)
         first, since = self._suspect
         primary = [view for view in failed if not is_secondary(view)]
         if primary:
-            # Where several are at fault, the first to end was first.
+            # If several are at fault, the first to end counts.
             first = first_of(primary)
-        # That the training can do without a rank may be in records on their way.
+        # Records that show that training can continue without a rank may still arrive.
         spare = first.target.spare and first.was_running
         pause = ROOT_CAUSE_WAIT + (self._limits.interval if spare else 0.0)
         if primary:
@@ -136,7 +136,7 @@ class Verdict:
             return failed_at(self.views, first, now=now) if sure else None
         if (alone := self._completed_alone()) and now - since > pause:
             return self._did_not_join(alone, now)
-        # One rank's claim about another is not evidence: all are asked whom they reach.
+        # One rank's claim about another is not evidence, so check the connections of all ranks.
         ranks = [view for view in self.views if view.target.task in self._peers]
         if self._fallen is None:
             self._fallen = self._diagnose(view for view in ranks if not view.trouble)
@@ -148,13 +148,14 @@ class Verdict:
         return self._lost_by_all(failed, now, now - since) if now - since > pause else None
 
     def _completed_alone(self) -> View | None:
-        """Return a rank that has trained to its end without the others, if there is one."""
+        """Return a rank that has finished its training without the others, or None."""
         ended = [view for view in self._training if view.phase == records.COMPLETED]
         return next((view for view in ended if view.state.get("alone")), None)
 
     def _waited_for(self, now: float) -> View | None:
-        """Return a rank that has completed without the others while these wait for it: they have
-        made no step, and show no sign of work for as long as a start may take.
+        """Return a rank that has completed without the others while these still wait for it.
+
+        They have made no step, and show no sign of work for as long as a start may take.
         """
         alone = self._completed_alone()
         waiting = [view for view in self._training if not view.final]
@@ -166,14 +167,14 @@ class Verdict:
         return alone if now - last > self._limits.start_timeout else None
 
     def _did_not_join(self, view: View, now: float) -> Outcome:
-        """Return the outcome where a rank has trained without the others, who waited for it."""
+        """Return the outcome if a rank has trained without the others, which waited for it."""
         others = [other for other in self._training if other.phase != records.COMPLETED]
         named = ", ".join(other.target.task for other in others)
         reason = f"{doubts.TRAINED_ALONE}; {named} waited for it"
         return failed_at(self.views, view, now=now, cause=causes.ALONE, reason=reason)
 
     def _overdue(self, view: View, now: float) -> Finding | None:
-        """Return why a rank keeps the gang waiting that has not failed, if it does."""
+        """Return why a rank that has not failed keeps the job waiting, or None."""
         limits, task = self._limits, view.target.task
         if view.silence(now) <= limits.unreachable_timeout:
             self._losses.pop(task, None)
@@ -197,8 +198,9 @@ class Verdict:
         return Finding(task, causes.NOT_STARTED, view.trouble)
 
     def _kept_waiting(self, needed: Sequence[View]) -> Finding | None:
-        """Notice ranks that have not opened their port but show signs of life, as their supervisors
-        have not ended them; return the one for which another rank that is up has waited too long.
+        """Notice ranks that have not opened their port, but whose supervisors see signs of life.
+
+        Return the one for which another running rank has waited too long, or None.
         """
         clock, limits = time.time(), self._limits
         begun = [(view, view.began_at) for view in needed if view.phase == records.STARTING]
@@ -221,9 +223,10 @@ class Verdict:
         )
 
     def _evidence_of_loss(self, view: View, now: float) -> str:
-        """Return evidence, in words, that a host which cannot be reached from here is lost; or
-        nothing. A synchronous gang whose steps advance is alive, all of it. Where they do not,
-        other hosts are asked whether they reach the rank.
+        """Return evidence that an unreachable host is lost, or an empty text.
+
+        While the steps of synchronous ranks advance, all of them are alive. Otherwise, ask other
+        hosts whether they reach the rank.
         """
         running = [other for other in self.views if other.phase == records.RUNNING]
         others = [one for one in running if one is not view and not one.is_unresponsive(now)]
@@ -239,17 +242,17 @@ class Verdict:
             self._losses[task] = self._diagnose(others)
             return ""
         reached = diagnosis.reached(task) if diagnosis.done else {}
-        # Where somebody reaches it, or nobody knows, they are asked again later.
+        # If a host reaches it, or no host knows, ask them again later.
         if not reached or {host_probe.OPEN, host_probe.REFUSED} & set(reached.values()):
             return ""
         found = ", ".join(f"{other}: {how}" for other, how in reached.items())
         return f"nor do other ranks reach it ({found})"
 
     def _unreached(self, now: float) -> Finding | None:
-        """Have the ranks of a gang that makes no steps check whom they reach.
+        """Make the ranks of a job without new steps check their connections.
 
-        What they find counts when they find it twice. TensorFlow notices nothing where two ranks
-        lose each other that both still reach the first one.
+        A finding counts when two checks agree. TensorFlow notices nothing if two ranks lose each
+        other while both still reach the first rank.
         """
         ranks = [view for view in self.views if view.target.task in self._peers]
         steps = [view.record.get("step") for view in ranks]
@@ -273,7 +276,7 @@ class Verdict:
         return None
 
     def _diagnose(self, views: Iterable[View]) -> Diagnosis:
-        """Have the hosts of some ranks check whom they reach."""
+        """Make the hosts of some ranks check their connections to the others."""
         return Diagnosis([view.target for view in views], self._peers, self._probe)
 
     def _found_at(self, found: Finding, now: float) -> Outcome:
@@ -283,8 +286,9 @@ class Verdict:
         return failed_at(self.views, view, now=now, cause=found.cause, reason=found.reason)
 
     def _lost_by_all(self, failed: Sequence[View], now: float, waited: float) -> Outcome | None:
-        """Return the outcome where all failed ranks report only that they lost another one; None
-        where more of them will report soon, ``waited`` seconds after the first one.
+        """Return the outcome if all failed ranks report only that they lost another one.
+
+        Return None if more ranks are expected to report, ``waited`` seconds after the first one.
         """
         first = first_of(failed)
         lost = stuck(self.views, now)
@@ -315,8 +319,9 @@ class Verdict:
         return failed_at(self.views, lost, now=now, **about)
 
     def _paths(self) -> tuple[set[PathBetween], set[PathBetween]]:
-        """Return the paths between the ranks of a fallen gang that were tried and that are broken:
-        at its end or, where all are open again, when it last made no steps.
+        """Return the paths between the ranks of a failed job that were tried, and those broken.
+
+        They are from its end or, if all paths are open again, from the last pause without steps.
         """
         tried: set[PathBetween] = set()
         for diagnosis in (self._fallen, self._last):
@@ -326,16 +331,16 @@ class Verdict:
         return tried, set()
 
     def _end(self, training: Sequence[View], now: float) -> Outcome | None:
-        """Return how the gang ended whose training is done, once all other tasks have ended."""
+        """Return the outcome of a job whose training is done, once all other tasks have ended."""
         self._trained_at = now if self._trained_at is None else self._trained_at
         others = [view for view in self.views if view.target.non_training]
         busy = [view for view in self._evaluators if self._evaluates(view, now)]
         running = [view for view in others if view.may_end or view in busy]
         late = [v for v in running if v.at_work and (v in busy or v not in self._evaluators)]
-        # The limit may be shorter than the time after which an evaluator seems to wait.
+        # The limit may be shorter than the time after which an evaluator counts as waiting.
         cut_off = [v for v in late if v not in busy or self._evaluates(v, now, seen=True)]
         waited, limit = now - self._trained_at, self._limits.end_timeout
-        # An evaluator that seems to wait may have found the last checkpoint just now.
+        # An evaluator that seems to wait may have just found the last checkpoint.
         wait = limit if late else min(limit, self._limits.interval + NOTICE)
         if running and waited < wait:
             return None
@@ -360,8 +365,8 @@ class Verdict:
         return Outcome("completed", None, message, doubts=unsure)
 
     def _evaluates(self, view: View, now: float, seen: bool = False) -> bool:
-        """Return whether an evaluator may be at work, also one that writes no records; or was
-        ``seen`` to be.
+        """Return whether an evaluator may be at work, even if it writes no records, or (``seen``)
+        whether it was seen at work.
         """
         if view.phase != records.RUNNING or view.trouble or self._trained_at is None:
             return False
@@ -371,8 +376,10 @@ class Verdict:
         return now - (at if seen else max(at, self._trained_at)) < QUIET
 
     def can_do_without(self, view: View) -> bool:
-        """Return whether the training needs no such rank: a worker of parameter servers that was up
-        and is not the last, with the chief past its beginning, as far as it reports.
+        """Return whether training can continue without this rank.
+
+        This is true for a worker with parameter servers that was up and is not the last one, if
+        the chief's records, if any, show that it is past its beginning.
         """
         if not (view.target.spare and view.was_running):
             return False
@@ -382,8 +389,8 @@ class Verdict:
 
 
 def _are_stopped_first(stopped: Sequence[View], failed: Sequence[View]) -> bool:
-    """Return whether ranks were stopped, and others failed only for losing them before they were
-    stopped themselves.
+    """Return whether ranks were stopped before all failures, and others failed only because they
+    lost them.
     """
     first = min(view.ended_at for view in stopped)
     return all(is_secondary(view) and view.ended_at >= first for view in failed)

@@ -1,4 +1,4 @@
-"""What is known of a rank from what its host reports, and how it is shown."""
+"""The state of a rank as derived from its host's reports, and the lines of its log to show."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from train.host.records import Progress, State
 from train.host.terminal import LogLines
 
 TAIL_LINES = 20
-#: Lines of a log's end in which the error is looked for that ended a script.
+#: Number of lines at a log's end to search for the error that ended a script.
 _END_LINES = 400
-#: Characters of a line that are kept.
+#: Maximum characters to keep of a line.
 _LINE = 500
-#: Lines that are shown of a rank which a signal has ended, and of its stacks if it crashed.
+#: Lines to show of a rank that was killed by a signal, and of its stacks if it crashed.
 _KILLED_LINES, _STACK_LINES = 2, 12
-#: Seconds that a host waits for updates before it answers without.
+#: Seconds that a host waits for updates before it answers without any.
 WAIT = 5.0
-#: A host that has owed an answer for this many seconds is unresponsive.
+#: Seconds of delay of an answer after which a host is unresponsive.
 UNRESPONSIVE = 2.0
-#: The phases of a script's records before it is at work.
+#: Phases in a script's records before it is at work.
 _BEGINNING = ("loading", "starting", "waiting")
 
-#: What a rank logs when it fell because another one did.
+#: Messages in the log of a rank that failed because another one did.
 _SECONDARY = re.compile(
     r"UnavailableError|AbortedError|CancelledError|DeadlineExceededError|coordination service|"
     r"CoordinationService|heartbeat|Connection reset by peer|Socket closed|Connection refused|"
     r"failed to connect to all addresses|Barrier|barrier|recvmsg|"
     r"TrainingError: \S+ \(\S+\) was unresponsive",
 )
-#: The same where another one was asked to end; see train/training/loop.py.
+#: The same if another rank was asked to end; see train/training/loop.py.
 _WITH_ANOTHER = "ends with another rank, asked to end"
 
 _OF_TENSORFLOW = re.compile(r"tensorflow\.")
-#: Errors of TensorFlow about what a rank itself does, unless they were reported by another rank.
+#: TensorFlow's errors about a rank's own actions, unless another rank reported them.
 _OF_ITS_OWN = re.compile(
     r"tensorflow\.[\w.]*\.(?:NotFoundError|InvalidArgumentError|ResourceExhaustedError|DataLossError|"
     r"PermissionDeniedError|AlreadyExistsError|OutOfRangeError|UnimplementedError)\b"
@@ -51,31 +51,31 @@ _REPORTED = re.compile(r"Error reported from /job:|remote target /job:")
 
 @dataclass(frozen=True)
 class Target:
-    """A rank to follow: its inventory host and what ``stage`` or ``state`` returned."""
+    """A rank to follow: its inventory host and the result of ``stage`` or ``state``."""
 
     host: str
     task: str
     rank_dir: str
     host_python: str
-    place: str  # the same for ranks that one request can cover: one machine, one user
+    place: str  # equal for ranks that one request can cover: one machine, one user
     non_training: bool
-    start_error: str = ""  # why the host did not start it; empty where it did
-    attempt: int = 1  # which start of the gang it is part of; what an earlier one left is not it
-    script: str = ""  # its path on the control node, where that is known
+    start_error: str = ""  # why the host did not start it, or empty if it did
+    attempt: int = 1  # the attempt it belongs to; data of earlier ones is ignored
+    script: str = ""  # its path on the control node, if known
     job: str = ""
 
     @property
     def spare(self) -> bool:
-        """Whether a training can do without it: a worker of parameter servers."""
+        """Whether training can continue without it: a worker with parameter servers."""
         return self.non_training and self.task.startswith("worker-")
 
     def is_of_attempt(self, state: State) -> bool:
-        """Return whether a state is of the attempt that is followed."""
+        """Return whether a state belongs to the followed attempt."""
         return state.get("attempt", self.attempt) == self.attempt
 
 
 class LogEnd:
-    """The last lines of a log, without TensorFlow's chatter; a progress bar is one line."""
+    """The last lines of a log, without TensorFlow's messages. A progress bar is one line."""
 
     def __init__(self) -> None:
         self._lines = LogLines(interval=float("inf"))
@@ -83,11 +83,11 @@ class LogEnd:
 
     @property
     def current(self) -> str:
-        """The line that no newline has ended yet."""
+        """The unfinished last line."""
         return records.clean(self._lines.current, _LINE)
 
     def add(self, text: str) -> None:
-        """Add the next text of the log."""
+        """Add the next part of the log."""
         for line in self._lines.feed(text.encode("utf-8", "replace")):
             is_chatter = console.is_of_framework(line, errors=False)
             if not is_chatter and not console.is_unfinished_bar(line):
@@ -95,13 +95,13 @@ class LogEnd:
 
 
 def _is_passing(line: str) -> bool:
-    """Return whether a line says nothing about the script: TensorFlow's, or an unfinished bar."""
+    """Return whether a line comes from TensorFlow or an unfinished bar, not from the script."""
     return console.is_of_framework(line) or console.is_unfinished_bar(line)
 
 
 @dataclass(eq=False)
 class View:
-    """What is known of one rank; times are those of the monotonic clock, in seconds."""
+    """The known state of a rank. Times are in seconds of the monotonic clock."""
 
     target: Target
     state: State = field(default_factory=lambda: State(phase=host_ranks.ABSENT))
@@ -109,26 +109,26 @@ class View:
     metrics: dict[str, float | str] = field(default_factory=dict)
     final_metrics: dict[str, float | str] = field(default_factory=dict)  # of whole epochs
     weights_sha256: str | None = None
-    stride: int = 0  # the most steps between two of its records
-    log: LogEnd = field(default_factory=lambda: LogEnd())  # of what was fetched
-    newest: LogEnd | None = None  # the log's end on the host, before all of it is fetched
-    wait: float = WAIT  # for which its host may take to answer
-    asked: float | None = None  # when its host was asked that has not answered yet
+    stride: int = 0  # maximum number of steps between two of its records
+    log: LogEnd = field(default_factory=lambda: LogEnd())  # of the fetched part
+    newest: LogEnd | None = None  # end of the log on the host, until all of it is fetched
+    wait: float = WAIT  # how long its host may take to answer
+    asked: float | None = None  # time of a request that its host has not answered yet
     silent_since: float | None = None  # when its host first failed to answer
-    trouble: str = ""  # why it did not answer
+    trouble: str = ""  # why its host did not answer
     drained: bool = False  # whether its host has nothing more to send
-    offset: float = 0.0  # how far the clock of its host is behind this one's
-    frozen_since: float | None = None  # since when its process has been seen stopped
+    offset: float = 0.0  # seconds by which the host's clock is behind this one
+    frozen_since: float | None = None  # when its process was first seen stopped
     heard: float = 0.0  # when its host last reported; 0 for never
-    stepped: float | None = None  # when it was last seen to have made a step
-    known: dict[str, int] = field(default_factory=dict)  # bytes of its files, written here or not
-    rest: str = ""  # the last line of its progress, which is not whole yet
-    lines: int = 0  # of progress that have come
-    received: int = 0  # bytes of its files that have come
-    left: int = 0  # bytes of them that are still to come
-    goal: dict[str, int] = field(default_factory=dict)  # up to where they count, once it has ended
-    left_out: dict[str, int] = field(default_factory=dict)  # bytes of a file that do not come
-    event_at: float = 0.0  # when an event about it was written
+    stepped: float | None = None  # when a new step was last seen
+    known: dict[str, int] = field(default_factory=dict)  # received bytes of files, written or not
+    rest: str = ""  # the incomplete last line of its progress
+    lines: int = 0  # received lines of progress
+    received: int = 0  # received bytes of its files
+    left: int = 0  # bytes of its files that are still to be fetched
+    goal: dict[str, int] = field(default_factory=dict)  # final sizes of files, once it has ended
+    left_out: dict[str, int] = field(default_factory=dict)  # bytes of files that are not fetched
+    event_at: float = 0.0  # when its last event was written
 
     @property
     def phase(self) -> str:
@@ -142,17 +142,17 @@ class View:
 
     @property
     def ended_at(self) -> float:
-        """When the rank ended, by the clock of the control node (Unix time); 0 if unknown."""
+        """When the rank ended, by the control node's clock (Unix time), or 0 if unknown."""
         return float(self.state.get("ended_at") or 0.0) + self.offset
 
     @property
     def began_at(self) -> float:
-        """When the rank was started, by the clock of the control node; 0 if unknown."""
+        """When the rank was started, by the control node's clock, or 0 if unknown."""
         return self._at("started_at")
 
     @property
     def running_at(self) -> float:
-        """When the rank was up first, by the clock of the control node; 0 if unknown."""
+        """When the rank was first up, by the control node's clock, or 0 if unknown."""
         return self._at("running_at")
 
     def _at(self, name: str) -> float:
@@ -161,63 +161,61 @@ class View:
 
     @property
     def last_line(self) -> str:
-        """The last line of the script's own output, of a progress bar its state; empty before the
-        first one.
-        """
+        """The last line of the script's own output, or of its progress bar, or an empty text."""
         log = self.newest or self.log
         own = (line for line in (log.current, *reversed(self.tail)) if not _is_passing(line))
         return next(filter(None, own), "")
 
     @property
     def was_running(self) -> bool:
-        """Whether the rank has been up, now or before its end."""
+        """Whether the rank is up, or was up before its end."""
         return "running_at" in self.state
 
     @property
     def at_work(self) -> bool:
-        """Whether the rank's script is past its beginning, as far as it reports."""
+        """Whether the script is past its beginning, according to its records."""
         return self.record.get("phase") not in _BEGINNING
 
     @property
     def may_end(self) -> bool:
-        """Whether the rank runs and may end by itself: its script writes records of its own.
+        """Whether the rank runs and may end by itself, because its script writes records.
 
-        A non-training task of another kind serves until it is stopped.
+        Other non-training tasks serve until they are stopped.
         """
         own = bool(self.record) and self.record.get("source") != "console"
         return own and self.phase == records.RUNNING and not self.trouble
 
     def silence(self, now: float) -> float:
-        """Return the seconds for which the host has owed an answer."""
+        """Return the seconds by which the host's answer is late."""
         return max(0.0, now - self.unresponsive_from(now))
 
     def unresponsive_from(self, now: float) -> float:
-        """Return since when the host has owed an answer (monotonic clock); ``now`` if it does not.
+        """Return when the host's answer was due (monotonic clock), or ``now`` if it is not late.
 
-        A host that froze sends nothing at all, not even that it cannot be reached.
+        A frozen host does not send anything, not even an error.
         """
         asked = self.asked  # another thread sets it
         owed = now if asked is None else min(now, asked + self.wait)
         return owed if self.silent_since is None else min(owed, self.silent_since)
 
     def is_unresponsive(self, now: float) -> bool:
-        """Return whether the host of a rank that lives owes an answer for too long."""
+        """Return whether the host of a living rank is too late with its answer."""
         return not self.final and (bool(self.trouble) or self.silence(now) > UNRESPONSIVE)
 
     @property
     def tail(self) -> list[str]:
-        """The last lines of the log that are not empty."""
+        """The last non-empty lines of the log."""
         return [line for line in (self.newest or self.log).lines if line.strip()][-TAIL_LINES:]
 
     @property
     def end_of_log(self) -> list[str]:
-        """The last lines of the log, also those that are empty or have no newline yet."""
+        """The last lines of the log, including empty and unfinished lines."""
         log = self.newest or self.log
         return [*log.lines, log.current]
 
     def add_log(self, text: str, last: str = "") -> None:
-        """Add the next ``text`` of the log. ``last`` is the log's end on the host; it is empty if
-        the text has come so far.
+        """Add the next ``text`` of the log. ``last`` is the log's end on the host, or empty if the
+        text extends to it.
         """
         self.log.add(text)
         self.newest = None
@@ -226,21 +224,21 @@ class View:
             self.newest.add(last.partition("\n")[2] or last)  # the first line may be cut off
 
     def whole_lines(self, text: str, newest: int, after_gap: bool) -> str:
-        """Return the lines of its progress that are whole with the next ``text``, or only those in
-        the last characters, as many as ``newest`` unless that is 0.
+        """Return the lines of progress that the next ``text`` completes. If ``newest`` is not 0,
+        return only lines within that many last characters.
         """
         before = "" if after_gap else self.rest
         complete, newline, rest = (before + text).rpartition("\n")
         if len(rest) > records.MAX_LINE:
-            rest = rest[: records.MAX_LINE + 1]  # too long, whatever follows
+            rest = rest[: records.MAX_LINE + 1]  # too long in any case
         self.rest = rest
         if newest and len(complete) > newest:
             complete = complete[-newest:].partition("\n")[2]
         return complete + newline
 
     def last_words(self, cause: str) -> Sequence[str]:
-        """Return the lines of the log to show people: the error that ended the script, its stack
-        if it crashed or hung, a line or two if it was killed, or else the last ones.
+        """Return the lines of the log to show: the error that ended the script, its stack if it
+        crashed or hung, one or two lines if it was killed, or else the last ones.
         """
         lines = self.end_of_log
         code = self.state.get("exit_code") or 0
@@ -254,7 +252,7 @@ class View:
         return stack[:_STACK_LINES] or lines[-_KILLED_LINES if killed else -TAIL_LINES :]
 
     def add_progress(self, found: Iterable[Progress]) -> None:
-        """Keep the last progress record, and what the earlier ones hold and it does not."""
+        """Keep the last progress record, with fields of earlier ones that it lacks."""
         for record in found:
             before, step = self.record.get("step"), record.get("step")
             if before is not None and step is not None:
@@ -279,8 +277,8 @@ class View:
 
 
 def views_in_training(views: Sequence[View]) -> list[View]:
-    """Return the ranks whose end is that of the training. Where no rank is marked as one, all count
-    that belong to the cluster: an empty list has neither completed nor failed.
+    """Return the training ranks. If there are none, return all workers, or else all ranks, because
+    an empty list would have neither completed nor failed.
     """
     training = [view for view in views if not view.target.non_training]
     workers = [view for view in views if view.target.task.startswith(("chief-", "worker-"))]
@@ -288,16 +286,16 @@ def views_in_training(views: Sequence[View]) -> list[View]:
 
 
 def is_secondary(view: View) -> bool:
-    """Return whether a failed rank seems to have fallen or waited in TensorFlow for another one."""
+    """Return whether a failed rank seems to have failed, or hung in TensorFlow, due to another."""
     if view.state.get("stuck_in_framework"):
         return True
     exit_code = view.state.get("exit_code")
     if exit_code is None or exit_code < 0:
         return False
     if exit_code in TERMINATED:
-        # What TensorFlow logs of the others, who end with it, is not why it was asked to end.
+        # TensorFlow's messages about ranks that ended with it are not why it was asked to end.
         return any(_WITH_ANOTHER in line for line in view.tail)
-    # A bug of its own, whatever TensorFlow logged while the process ended.
+    # A bug of the script, whatever TensorFlow logged while the process ended.
     reason = str(view.state.get("reason") or "")
     exception, lines = exception_in(reason), list(view.tail)
     if known_fault(exception):
