@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from tests.support import playbook_jobs
 from tests.support.bare_ranks import wait_until
 from tests.support.job_folders import check_files
 from tests.support.jobs import PLAIN, job_processes, plain, rank_pid, training
-from tests.support.lab import Command, Lab, Labs
+from tests.support.lab import REPOSITORY, Command, Lab, Labs
 from tests.support.playbook_jobs import PlaybookCommand
 from train.host import records
 
@@ -174,3 +176,24 @@ def test_between_two_attempts_the_control_node_breaks_off_and_the_job_is_stopped
 
     again = Command(*lab.words("restart", "--json", "between")).end()
     assert again.code == 0, (again.result, again.error)
+
+
+def test_files_of_a_playbook_are_not_taken_for_those_of_the_role(
+    local_lab: Labs, tmp_path: Path
+) -> None:
+    """A playbook of the user may have task files of the same names next to it."""
+    lab, folder = local_lab(), tmp_path / "site"
+    shutil.copytree(REPOSITORY / "playbooks/group_vars", folder / "group_vars")
+    (folder / "tasks").mkdir()
+    for path in (REPOSITORY / "roles/train_job/tasks").glob("*.yml"):
+        (folder / "tasks" / path.name).write_text(
+            "- ansible.builtin.fail:\n    msg: not the role\n"
+        )
+    role = {"import_role": {"name": "train_job"}}
+    play = {"hosts": "worker", "gather_facts": False, "strategy": "linear", "tasks": [role]}
+    (folder / "site.yml").write_text(json.dumps([play]))
+    arguments = ["--steps", "20", "--abort", "worker-1", "--attempts", "1"]
+    given = {"train_job_id": "site", "train_job_script": str(PLAIN), "train_job_args": arguments}
+    done = lab.playbook(str(folder / "site.yml"), **given, **QUICK)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert lab.saved("site")["attempts"] == 2
