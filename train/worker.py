@@ -54,7 +54,7 @@ def run(settings: Settings) -> None:
     Raises:
         ConfigError: the settings are invalid for this gang, or data are missing.
         TrainingError: another rank was lost or differs, or the loss is not a number any more.
-        training.loop.EndedError: a rank got SIGTERM; the message names the last checkpoint.
+        training.loop.EndedError: a rank got SIGTERM; the message reports what was saved.
     """
     progress = ProgressWriter()
     progress.write("loading", force=True)
