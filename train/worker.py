@@ -1,31 +1,32 @@
-"""Trains a network: on one process, on a gang of them, or with parameter servers.
+"""Trains a network in one process, on a gang of workers, or with parameter servers.
 
-Alone, on the handwritten digits that come with it:
+In one process, on the handwritten digits that are included:
 
     python train/worker.py
 
-Two workers on one machine, each in a terminal of its own:
+With two workers on one machine, each in its own terminal:
 
     TF_CONFIG='{"cluster": {"worker": ["localhost:12345", "localhost:23456"]},
                 "task": {"type": "worker", "index": 0}}' python train/worker.py
     TF_CONFIG='{"cluster": {"worker": ["localhost:12345", "localhost:23456"]},
                 "task": {"type": "worker", "index": 1}}' python train/worker.py
 
-With ``ps`` in the cluster, the chief trains and the tasks of ``worker`` and ``ps`` serve it. A task
-of type ``evaluator`` tests the chief's checkpoints while the others train, in the same folder or
-with the same --checkpoint-dir.
+If the cluster has ``ps``, the chief trains, and the tasks of ``worker`` and ``ps`` serve it. A task
+of type ``evaluator`` tests the chief's checkpoints during the training, in the same folder or with
+the same --checkpoint-dir.
 
-Your own network and data, a Python file with build_model() and build_dataset():
+With your own network and data, a Python file with build_model() and build_dataset():
 
     python train/worker.py --data mine.py --model mine.py
 
-Only check the options against TF_CONFIG, without TensorFlow:
+To only check the options against TF_CONFIG, without TensorFlow:
 
     python train/worker.py --batch-size 96 --check
 
-The chief (the task of type chief, or else worker 0) leaves model and checkpoints. Started again
-with the same folder, the run resumes from the newest checkpoint that any rank has. SIGTERM ends all
-ranks after a checkpoint. Keras 2 (tf-keras) is used. More, and exit codes: docs/training.md.
+The chief (the task of type chief, or else worker 0) writes the model and the checkpoints. If
+started again with the same folder, the run resumes from the newest checkpoint of any rank. SIGTERM
+ends all ranks after a checkpoint. Keras 2 (tf-keras) is used. For details and exit codes see
+docs/training.md.
 """
 
 from __future__ import annotations
@@ -35,25 +36,25 @@ import sys
 import traceback
 from typing import Any
 
-# Nothing here imports TensorFlow: options are to be checked within a tenth of a second.
+# Nothing here imports TensorFlow, because options must be checked within a tenth of a second.
 from host.records import ENV_GRPC, GRPC_OPTIONS, ProgressWriter
 from training.cluster import ConfigError, TrainingError, read_launch
 from training.settings import Settings, check, parse
 
-#: What a training leaves behind, until the process ends: to free it takes TensorFlow seconds, and
-#: longer where it lies on servers that have ended.
+#: Objects of a training, kept until the process ends: TensorFlow takes seconds to free them, and
+#: longer if they are stored on servers that have ended.
 _KEPT: list[Any] = []
 
 
 def run(settings: Settings) -> None:
-    """Train by ``settings`` and TF_CONFIG; once in a process, in its main thread.
+    """Train with ``settings`` and TF_CONFIG. Call it once per process, in the main thread.
 
-    In an evaluator it ends the process.
+    In an evaluator, it ends the process.
 
     Raises:
-        ConfigError: the settings do not hold for this gang, or data are missing.
-        TrainingError: another rank was lost or differs, or the loss is no longer a number.
-        training.loop.EndedError: a rank got SIGTERM; with the checkpoint that there is.
+        ConfigError: the settings are invalid for this gang, or data are missing.
+        TrainingError: another rank was lost or differs, or the loss is not a number any more.
+        training.loop.EndedError: a rank got SIGTERM; the message reports what was saved.
     """
     progress = ProgressWriter()
     progress.write("loading", force=True)
@@ -80,7 +81,7 @@ def run(settings: Settings) -> None:
 
 
 def main() -> None:
-    """Run the command line, and end the process."""
+    """Run the command line and end the process."""
     settings, only_check = parse("Trains a network on one process or a gang of them.")
     code, line = 0, ""
     try:
@@ -97,8 +98,8 @@ def main() -> None:
     except Exception as error:
         code = getattr(error, "exit_code", 1)
         line = traceback.format_exc().rstrip() if code == 1 else str(error)
-    # Not sys.exit: after a failure TensorFlow's teardown waits up to 40 s for the other ranks, and
-    # the others for this one. A full disk takes no last words.
+    # Not sys.exit: after a failure, TensorFlow's teardown makes the ranks wait up to 40 s for each
+    # other. Output may fail on a full disk.
     try:
         if line:
             print(line, file=sys.stderr if code in (1, 2) else sys.stdout)

@@ -1,1 +1,1 @@
-"""What a person types: ``python -m train``. It knows run directories, no host."""
+"""The command line: ``python -m train``. It works on run directories and knows no hosts."""

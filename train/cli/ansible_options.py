@@ -1,5 +1,6 @@
-"""The options of ansible-playbook that `python -m train` passes on to each playbook that it runs.
-Passwords are asked for once, and passed on through files that only this user can read.
+"""The options of ansible-playbook that `python -m train` passes on to the playbooks it runs.
+
+Passwords are asked for once and passed on in files that only this user can read.
 """
 
 from __future__ import annotations
@@ -20,26 +21,28 @@ import yaml
 
 from train.gang import REPOSITORY
 
-#: How the name of a file with a password begins.
+#: Prefix of the names of password files.
 PASSWORD_FILE = "password-"
 
 ENVIRONMENT, ARGUMENTS = "train_job_environment", "train_job_args"
-#: Variables whose texts are never templates where the command line or Python gives them.
+#: Variables whose texts from the command line or from Python are never templates.
 DATA = (
     *(ENVIRONMENT, ARGUMENTS, "train_job_script", "train_job_include", "train_job_exclude"),
     *("train_job_requirements", "train_job_runs_dir", "train_job_id"),
 )
 
-#: What makes a text a template: Jinja's delimiters, and a header that changes them.
+#: Matches templates: Jinja's delimiters, and a header that changes them.
 TEMPLATE = re.compile(r"\{[{%#]|^#jinja2:")
 
-#: Variables of Ansible, whose values are any that JSON has.
+#: Ansible variables. Their values may have any JSON type.
 Variables = Mapping[str, Any]
 
 
 def default_inventory() -> tuple[str, ...]:
-    """Return the inventory of commands that are given none: TRAIN_INVENTORY, which is a value of
-    ``-i``; ANSIBLE_INVENTORY; or ``inventory`` in the ansible.cfg of this clone.
+    """Return the inventory for commands without ``-i``.
+
+    This is TRAIN_INVENTORY (a value for ``-i``), ANSIBLE_INVENTORY, or ``inventory`` in the
+    ansible.cfg of this clone.
     """
     chosen = os.environ.get("TRAIN_INVENTORY", "").strip()
     if chosen:
@@ -54,7 +57,7 @@ def default_inventory() -> tuple[str, ...]:
 
 
 def _sources(text: str) -> tuple[str, ...]:
-    """Return the sources that Ansible reads from a list in its settings."""
+    """Return the sources in a list from Ansible's settings."""
     if text.endswith(",") or Path(text).expanduser().exists():
         return (text,)
     return tuple(part.strip() for part in text.split(",") if part.strip())
@@ -68,18 +71,20 @@ def default_origin() -> str:
 
 @dataclass(frozen=True)
 class AnsibleOptions:
-    """What each call of ansible-playbook is given."""
+    """The options that each call of ansible-playbook gets."""
 
-    # Files, folders, and lists of hosts, which have a comma (host1,host2,).
+    # Files, folders, and host lists, which contain a comma (host1,host2,).
     inventory: tuple[str, ...] = field(default_factory=default_inventory)
     words: tuple[str, ...] = ()  # further options, such as --user=train
-    # With the option that reads each from the file whose path is appended to it, such as
-    # --become-password-file=.
+    # Each with the option that reads it from a file, such as --become-password-file=. The path
+    # of the file is appended to the option.
     passwords: tuple[tuple[str, str], ...] = ()
 
     def command_line(self, folder: Path) -> list[str]:
-        """Return the words of the command line, with files for the passwords in ``folder``, which
-        nobody else can read. FileNotFoundError: there is no such inventory.
+        """Return the words of the command line, and write the passwords to files in ``folder``.
+
+        Other users must not be able to read ``folder``. Raise FileNotFoundError if an inventory
+        does not exist.
         """
         words: list[str] = []
         for source in self.inventory:
@@ -98,12 +103,12 @@ class AnsibleOptions:
         return [*words, *self.words]
 
 
-#: An inventory, several, or these with all other options; None for the default.
+#: One inventory, several inventories, or AnsibleOptions; None for the default.
 Inventory = str | Path | Sequence[str | Path] | AnsibleOptions | None
 
 
 def options_of(inventory: Inventory) -> AnsibleOptions:
-    """Return the options for what may be only an inventory."""
+    """Return AnsibleOptions for an argument that may be only an inventory."""
     if isinstance(inventory, AnsibleOptions):
         return inventory
     if not inventory:
@@ -113,16 +118,17 @@ def options_of(inventory: Inventory) -> AnsibleOptions:
 
 
 def absolute(source: str) -> str:
-    """Return a source of an inventory so that it holds in any folder; a list of hosts stays."""
+    """Return an inventory source as an absolute path; host lists are returned unchanged."""
     if "," in source:
         return source
-    # As Ansible does: variables are next to a link, not next to its target.
+    # As in Ansible, variables are read next to a link, not next to its target.
     return os.path.abspath(Path(source).expanduser())  # noqa: PTH100
 
 
 def mentions(inventory: Inventory, name: str) -> bool:
-    """Return whether a file of the inventory, or of the variables next to it, has a name in it. It
-    takes no time worth mentioning, and Ansible half a second to read its inventory.
+    """Return whether a file of the inventory, or of the variables next to it, contains a name.
+
+    This is fast; Ansible takes half a second to read its inventory.
     """
     folders = [REPOSITORY / "playbooks/group_vars", REPOSITORY / "playbooks/host_vars"]
     files = []
@@ -143,7 +149,7 @@ def mentions(inventory: Inventory, name: str) -> bool:
 
 
 def _beginning(path: Path) -> bytes:
-    """Return the first MiB of a file, nothing of one that cannot be read."""
+    """Return the first MiB of a file, or nothing if it cannot be read."""
     try:
         if not path.is_file():
             return b""
@@ -154,19 +160,19 @@ def _beginning(path: Path) -> bytes:
 
 
 def _whole(path: str) -> str:
-    """Return a path that holds in another working directory."""
+    """Return a path as an absolute path."""
     return str(Path(path).expanduser().absolute())
 
 
 def _vault_id(value: str) -> str:
-    """Return ``NAME@PATH`` with such a path; ``NAME@prompt`` stays."""
+    """Return ``NAME@PATH`` with an absolute path; ``NAME@prompt`` is returned unchanged."""
     name, at, path = value.partition("@")
     if not at:
         return _whole(value)
     return value if path == "prompt" else f"{name}@{_whole(path)}"
 
 
-#: Names, metavar if it takes a value, help. All but questions for passwords are passed on.
+#: Names, metavar if it takes a value, help. All but password prompts are passed on.
 _OPTIONS = (
     ("-u --user", "USER", "log in as this user"),
     ("--private-key", "FILE", "log in with this key"),
@@ -190,7 +196,7 @@ _OPTIONS = (
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what ansible-playbook takes."""
+    """Add the options of ansible-playbook to a parser."""
     parser.add_argument(
         *("-e", "--extra-vars"),
         dest="variables",
@@ -231,15 +237,15 @@ def _passed_on(option: str, value: Callable[[str], str]) -> Callable[[str], str]
 
 
 class Unsafe(str):
-    """A text that Ansible never takes for a template, as ``!unsafe`` in YAML."""
+    """A text that Ansible never treats as a template, like ``!unsafe`` in YAML."""
 
 
 class _Reader(yaml.SafeLoader):
-    """Reads YAML. Dates are text, and Ansible alone knows what has a tag, such as ``!vault``."""
+    """Reads YAML. Dates stay text. Only Ansible can read tagged values, such as ``!vault``."""
 
 
 class _Tagged:
-    """Stands for a value that has a tag."""
+    """A placeholder for a tagged value."""
 
 
 def _unsafe(loader: Any, node: Any) -> Any:
@@ -250,7 +256,7 @@ _YAML = "tag:yaml.org,2002:"
 _Reader.add_multi_constructor("!", lambda loader, suffix, node: _Tagged())
 _Reader.add_constructor("!unsafe", _unsafe)
 _Reader.add_constructor(f"{_YAML}timestamp", lambda loader, node: node.value)
-#: What stays as it is written where it becomes text for the script.
+#: Tags of values that keep their spelling when they become text for the script.
 _WRITTEN = tuple(f"{_YAML}{kind}" for kind in ("int", "float", "timestamp"))
 _NAMES = (*_WRITTEN, f"{_YAML}bool", f"{_YAML}null")
 
@@ -263,7 +269,7 @@ def _as_written(node: Any, tags: Sequence[str]) -> Any:
 
 
 def _for_script(loader: _Reader, name: str, node: Any) -> None:
-    """Have numbers in the script's environment and arguments stay as they are written."""
+    """Keep the spelling of numbers in the script's environment and arguments."""
     if name == ENVIRONMENT and isinstance(node, yaml.MappingNode):
         loader.flatten_mapping(node)
         pairs = [(_as_written(k, _NAMES), _as_written(v, _WRITTEN)) for k, v in node.value]
@@ -273,7 +279,7 @@ def _for_script(loader: _Reader, name: str, node: Any) -> None:
 
 
 def _load(source: str, name: str = "") -> Any:
-    """Return what YAML holds: variables, or without any the value of the one that is named."""
+    """Return the variables in a YAML text, or the value of the variable ``name`` alone."""
     loader = _Reader(source)
     try:
         node = loader.get_single_node()
@@ -298,8 +304,9 @@ def _is_plain(value: Any) -> bool:
 
 
 def plain(value: Any, name: str) -> Any:
-    """Return the value of a variable in the types that JSON has. ValueError: it has no such form,
-    or is not Unicode.
+    """Return the value of a variable as JSON types.
+
+    Raise ValueError if it cannot be written as JSON or is not valid Unicode.
     """
     if value is None or isinstance(value, (bool, int, float)):
         return value
@@ -312,7 +319,7 @@ def plain(value: Any, name: str) -> Any:
             ) from None
     if isinstance(value, str):
         try:
-            # JSON writes characters beyond 16 bits in two halves.
+            # JSON writes characters beyond 16 bits as two halves.
             text = value.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
         except UnicodeDecodeError:
             raise ValueError(f"{name} holds {value!r}, which is not UTF-8") from None
@@ -332,12 +339,12 @@ def plain(value: Any, name: str) -> Any:
 
 
 def plain_variables(variables: Variables) -> dict[str, Any]:
-    """Return variables in the types that JSON has; ValueError names one that has no such form."""
+    """Return variables as JSON types; raise ValueError that names one that cannot be converted."""
     return {name: plain(value, name) for name, value in variables.items()}
 
 
 def merged(low: Variables, high: Variables) -> dict[str, Any]:
-    """Return the variables of both; the script's environment is that of both, too."""
+    """Merge variables; those of ``high`` win. The script's environment is merged, too."""
     found = {**low, **high}
     environments = low.get(ENVIRONMENT), high.get(ENVIRONMENT)
     if all(isinstance(one, Mapping) for one in environments):
@@ -346,8 +353,10 @@ def merged(low: Variables, high: Variables) -> dict[str, Any]:
 
 
 def parse_variables(given: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Return the variables of ``-e`` options (``NAME=VALUE``, a YAML or JSON object, ``@FILE``) and
-    the files of which Ansible has to decrypt all or some. ValueError: an option is none of these.
+    """Parse ``-e`` options: ``NAME=VALUE``, a YAML or JSON object, or ``@FILE``.
+
+    Return the variables, and the files that Ansible has to decrypt in full or in part. Raise
+    ValueError for any other option.
     """
     variables: dict[str, Any] = {}
     encrypted: list[str] = []
@@ -376,7 +385,7 @@ def parse_variables(given: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _pair(text: str) -> dict[str, Any]:
-    """Return the variable of ``NAME=VALUE``."""
+    """Return the variable in ``NAME=VALUE``."""
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise ValueError(f"-e {text}: give NAME=VALUE, with a NAME of letters, digits and _")
@@ -392,7 +401,7 @@ def _pair(text: str) -> dict[str, Any]:
 
 
 def _named(text: str, variables: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return the variables of an option in the types that JSON has."""
+    """Return the variables of an option as JSON types."""
     try:
         return plain_variables(variables)
     except ValueError as error:
@@ -408,7 +417,7 @@ class _Writer(yaml.SafeDumper):
 
 
 def _represent_unsafe(writer: Any, text: Unsafe) -> Any:
-    """Return a node with the tag only where it matters: "!unsafe 'yes'" would be true."""
+    """Return a node, tagged only if it matters: "!unsafe 'yes'" would be true."""
     is_template = TEMPLATE.search(text) is not None
     tag = "!unsafe" if is_template else f"{_YAML}str"
     return writer.represent_scalar(tag, str(text), style='"')
@@ -426,19 +435,21 @@ def _as_data(value: Any) -> Any:
 
 
 def file_of(variables: Variables) -> str:
-    """Return the YAML file that hands variables to Ansible. The script's path, arguments and
-    environment are data: they are no templates. ValueError names one that has no form in it.
+    """Return a YAML file that passes variables to Ansible.
+
+    The script's path, arguments and environment are data, never templates. Raise ValueError
+    that names a variable that YAML cannot represent.
     """
     found = plain_variables(variables)
     for name in found.keys() & set(DATA):
-        # As a whole, an environment can be only a template: it is a dictionary.
+        # An environment given as one text can only be a template, because data is a dictionary.
         if name != ENVIRONMENT or isinstance(found[name], dict):
             found[name] = _as_data(found[name])
     return yaml.dump(found, Dumper=_Writer, allow_unicode=True, width=math.inf, sort_keys=False)
 
 
 def read_options(args: argparse.Namespace, encrypted: Sequence[str]) -> AnsibleOptions:
-    """Return the options of a command line, passwords asked for; Ansible decrypts ``encrypted``."""
+    """Return the options of a command line; ask for passwords, also those for ``encrypted``."""
     passwords = []
     login = ""
     if args.ask_pass:

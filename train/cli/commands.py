@@ -1,5 +1,6 @@
-"""The commands: functions of the parsed command line, whose ``inventory`` is an AnsibleOptions by
-then, and of the variables of ``-e``. They return the exit code.
+"""The commands: functions that take the parsed command line and the variables of ``-e``.
+
+``inventory`` of the command line is already an AnsibleOptions. Each returns the exit code.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from train.host import tensorboard as boards
 
 
 def run(args: Namespace, variables: Variables) -> int:
-    """Train, and follow the job."""
+    """Start a job and follow it."""
     given = {"include": args.include, "inventory": args.inventory, "job": args.job}
     given |= {"module": args.module, "requirements": args.requirements}
     chosen = _with_strict(args, variables)
@@ -49,7 +50,7 @@ def run(args: Namespace, variables: Variables) -> int:
 def show_help(
     script: str | None, module: str, arguments: Sequence[str], variables: Variables
 ) -> int:
-    """Have the script itself show how it is used, on this machine and without a gang."""
+    """Let the script print its own help, on this machine and without a gang."""
     default = "." if module else variables.get("train_job_script", WORKER)
     found = find_script(str(script or default), module)
     python, words = Path(sys.executable), [*found.words, *arguments]
@@ -64,13 +65,13 @@ def show_help(
 
 
 def attach(args: Namespace, variables: Variables) -> int:
-    """Follow a job that runs already."""
+    """Follow a job that is already running."""
     chosen = _with_strict(args, variables)
     return _watch(jobs.Job.attach(args.job, inventory=args.inventory, variables=chosen), args)
 
 
 def restart(args: Namespace, variables: Variables) -> int:
-    """Start a job again that has failed."""
+    """Restart a job that has failed."""
     chosen = _with_strict(args, variables)
     return _watch(jobs.Job.restart(args.job, inventory=args.inventory, variables=chosen), args)
 
@@ -93,7 +94,7 @@ def _watch(job: jobs.Job, args: Namespace) -> int:
                 if interrupts:
                     choice, signum = args.on_interrupt, interrupts[-1]
                     interrupts.clear()
-                    # The other signals leave nobody to answer.
+                    # After other signals there is no user to ask.
                     if choice == "ask" and signum == signal.SIGINT and not stopping:
                         display.pause()
                         choice = _ask(job.name)
@@ -111,9 +112,9 @@ def _watch(job: jobs.Job, args: Namespace) -> int:
             complain(args.command, f"its output is not read any more: {left}")
             return Exit.LEFT
         except KeyboardInterrupt:
-            job.leave()  # no process of Ansible stays behind
+            job.leave()  # no Ansible process is left running
             raise
-        except Exception as error:  # whatever it is, it ends the watch and not the job
+        except Exception as error:  # any error ends the watch, not the job
             left = job.leave().message
             complain(args.command, f"the watch has ended: {type(error).__name__}: {error}; {left}")
             return Exit.UNWATCHED
@@ -121,7 +122,7 @@ def _watch(job: jobs.Job, args: Namespace) -> int:
         reporting.write(job.result.run_dir)
     except FileNotFoundError:
         pass  # nothing was started
-    except Exception as error:  # hosts have a part in what it is made of; it fails no job
+    except Exception as error:  # the page depends on data from hosts; fail no job
         complain(args.command, f"no report: {type(error).__name__}: {error}")
     try:
         shown.result(job.result)
@@ -132,18 +133,18 @@ def _watch(job: jobs.Job, args: Namespace) -> int:
 
 
 def _ignore_output() -> None:
-    """Have the rest of the output go nowhere: Python would complain at its end of a closed pipe."""
+    """Discard the rest of the output: Python would report the closed pipe when it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def report(args: Namespace, variables: Variables) -> int:
-    """Write a page about a job, from what is on this control node."""
+    """Write a page about a job from its files on this control node."""
     print(reporting.write(jobs.run_dir_of(args.job, variables)))
     return Exit.COMPLETED
 
 
 def compare(args: Namespace, variables: Variables) -> int:
-    """Print what differs between two jobs here, or write it as a page."""
+    """Print how two local jobs differ, or write it as a page."""
     folders = [jobs.run_dir_of(job, variables) for job in (args.job, args.other)]
     found = reporting.compare(*folders)
     if args.html is None:
@@ -171,14 +172,14 @@ def _ask(name: str) -> str:
         signal.signal(signal.SIGINT, before)
 
 
-#: What a host reported, once it is checked.
+#: The report of a host after its check.
 _Checked = TypeVar("_Checked")
 
 
 def _checked(
     outcome: playbooks.Outcome, call: str, check: Callable[[Any], _Checked], command: str
 ) -> dict[str, _Checked]:
-    """Return what hosts reported, in their order, without what is malformed, which is named."""
+    """Return what hosts reported, in order; name malformed reports and leave them out."""
     found = {}
     for host, result in sorted(outcome.results.get(call, {}).items()):
         try:
@@ -189,7 +190,7 @@ def _checked(
 
 
 def _seen_once(found: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, Any]]:
-    """Yield what hosts reported of ranks; one rank may be seen under two names of its machine."""
+    """Yield reports about ranks once: two inventory hosts may be the same machine."""
     known = set()
     for host, seen in found.items():
         for one in seen:
@@ -201,7 +202,7 @@ def _seen_once(found: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, Any]]:
 
 
 def status(args: Namespace, variables: Variables) -> int:
-    """Show the state of a job's ranks."""
+    """Show the states of a job's ranks."""
     outcome, _ = jobs.status(args.job, args.inventory, variables)
     rows: list[dict[str, Any]] = []
     for host, seen in _seen_once(_checked(outcome, "state", reports.all_seen, "status")):
@@ -231,7 +232,7 @@ def status(args: Namespace, variables: Variables) -> int:
 def _exit_code_of(
     args: Namespace, variables: Variables, outcome: playbooks.Outcome, phases: Sequence[str]
 ) -> int:
-    """Return the exit code of a command about a job, by the phases of its ranks, too."""
+    """Return the exit code of a command about a job; it depends on the ranks' phases, too."""
     code = exit_code(outcome, args.command)
     if args.job and phases and set(phases) == {host_ranks.ABSENT}:
         complain(args.command, _unknown(args, variables))
@@ -240,7 +241,7 @@ def _exit_code_of(
 
 
 def _unknown(args: Namespace, variables: Variables) -> str:
-    """Return that the hosts have no rank of a job, and where it may be."""
+    """Return a message that the hosts have no rank of a job, and where it may be."""
     connection = inventories.kept(jobs.run_dir_of(args.job, variables))
     there = f"`{suggestions.command('list')}` shows the jobs that there are"
     if connection and connection["inventory"] != [*map(absolute, args.inventory.inventory)]:
@@ -249,7 +250,7 @@ def _unknown(args: Namespace, variables: Variables) -> str:
 
 
 def list_jobs(args: Namespace, variables: Variables) -> int:
-    """List the jobs on the hosts, the newest first."""
+    """List the jobs on the hosts, newest first."""
     outcome = playbooks.run_playbook("list.yml", args.inventory, variables)
     found: list[Job] = outcome.result("jobs").get("jobs", [])
     if args.json:
@@ -267,7 +268,7 @@ def list_jobs(args: Namespace, variables: Variables) -> int:
 
 _COLUMNS = ("job", "state", "attempt", "ranks", "hosts", "started", "age", "size", "chief at")
 _MAX_HOSTS = 3
-#: How many jobs `list` shows by default.
+#: Number of jobs that `list` shows by default.
 _NEWEST = 20
 
 
@@ -288,7 +289,7 @@ def _row(job: Job) -> list[str | Text]:
 
 
 def stop(args: Namespace, variables: Variables) -> int:
-    """End a job on every host, and show what became of its ranks."""
+    """Stop a job on all hosts and show the result for each rank."""
     announce(
         "stop", f"stopping {args.job} on its hosts; ranks have some seconds to end by themselves"
     )
@@ -303,7 +304,7 @@ def stop(args: Namespace, variables: Variables) -> int:
 
 
 def stop_line(report: Mapping[str, Any]) -> str:
-    """Return a stop report that was checked as one line of text."""
+    """Format a checked stop report as one line of text."""
     count = report["given_back"]
     given_back = f"{count} lease{'s' * (count > 1)} given back" if count else ""
     if report["was"] == host_ranks.ABSENT:
@@ -324,7 +325,7 @@ def stop_line(report: Mapping[str, Any]) -> str:
 
 
 def tensorboard(args: Namespace, variables: Variables) -> int:
-    """Show TensorBoard of the jobs on the hosts, or of runs/, until an interrupt."""
+    """Serve TensorBoard for the jobs on the hosts or for runs/ until interrupted."""
     if args.here:
         python, runs_dir = jobs.host_python(variables), jobs.run_dir_of("", variables)
         for path in (python, *(runs_dir / job for job in args.jobs)):
@@ -393,8 +394,8 @@ def _answers(url: str) -> bool:
 
 
 def tf_config(args: Namespace, variables: Variables) -> int:
-    """Print TF_CONFIG of each rank, or of one inventory host, for those who start it by hand."""
-    # Any script will do: the check of a job's start is run, and nothing is started.
+    """Print TF_CONFIG of each rank, or of one inventory host, to start ranks by hand."""
+    # Any script will do: only the check of a job's start runs.
     given = {"train_job_script": __file__, **variables}
     outcome = playbooks.run_playbook("train.yml", args.inventory, given, check=True)
     configs: dict[str, object] = outcome.result("plan").get("tf_config", {})

@@ -1,4 +1,4 @@
-"""Completes what is typed in a shell: jobs, ranks and inventories; argcomplete knows the rest."""
+"""Shell completion of jobs, ranks and inventories; argcomplete completes everything else."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from train.gang.records import MANIFEST_FILE, read_manifest
 
 
 def complete(parser: argparse.ArgumentParser) -> None:
-    """Answer the shell and end this process, where it is a shell that asks."""
+    """If a shell asks for completions, answer it and end this process."""
     argcomplete.autocomplete(parser, always_complete_options=False, default_completer=_Completer())
 
 
 class _Completer(BaseCompleter):
-    """Completes the value of an argument; where it knows none, the shell offers files."""
+    """Completes the value of an argument; without a completion, the shell offers files."""
 
     def __call__(
         self, *, action: argparse.Action, parsed_args: argparse.Namespace, **more: Any
     ) -> Sequence[str]:
-        # Whatever is wrong with what is typed, or with a job's folder: a shell shows no error.
+        # Incomplete input or a damaged job folder: a shell shows no errors.
         with contextlib.suppress(Exception):
             if action.dest in ("job", "jobs", "other") and not action.option_strings:
                 return [manifest.parent.name for manifest in _manifests(parsed_args)]
@@ -46,7 +46,7 @@ def _manifests(given: argparse.Namespace) -> list[Path]:
 
 
 def _tasks(given: argparse.Namespace) -> list[str]:
-    """Return the ranks of the job, and of the newest one where none is named yet."""
+    """Return the ranks of the job, or of the newest job if none is named yet."""
     found = [path for path in _manifests(given) if given.job in (None, path.parent.name)]
     newest = max(found, key=lambda path: path.stat().st_mtime, default=None)
     manifest = read_manifest(newest.parent) if newest else None
@@ -54,7 +54,7 @@ def _tasks(given: argparse.Namespace) -> list[str]:
 
 
 def _inventories() -> list[str]:
-    """Return the repository's inventories, as paths from the current folder where it is there."""
+    """Return the repository's inventories, relative to the current folder if they are below it."""
     folders = sorted(path.parent for path in REPOSITORY.glob("inventory/*/hosts.yml"))
     here = Path.cwd()
     return [os.path.relpath(path) if path.is_relative_to(here) else str(path) for path in folders]

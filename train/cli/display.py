@@ -1,4 +1,4 @@
-"""Shows a job's events to a person or a program: a live table, plain lines or JSON lines."""
+"""Displays a job's events as a live table, plain lines or JSON lines."""
 
 from __future__ import annotations
 
@@ -23,49 +23,49 @@ from train.gang import lines
 from train.gang.records import RankEvent, read_manifest
 from train.host import records
 
-#: Seconds between two plain lines of one rank in the same epoch, and of all ranks together.
+#: Seconds between two plain lines of a rank within an epoch, and between lines about all ranks.
 _PLAIN_INTERVAL = 10.0
-#: The most ranks that are shown without a line about all of them.
+#: Maximum number of ranks to show without a line about all of them.
 _MANY = 8
-#: The columns of the table and their least widths. Some are cut to it where a terminal has no
-#: room; the others are at least as wide as what they hold.
+#: The columns of the table and their minimum widths. Some are cut to this width if the terminal
+#: is narrow; the others are at least as wide as their contents.
 _COLUMNS = {
     **{"rank": 0, "host": 12, "phase": 9, "epoch": 0, "step": 0, "": 16, "loss": 9},
     **{"metrics": 16, "speed": 11, "message": 16, "update": 6},
 }
 _CUT = ("host", "phase", "metrics", "message")
-#: What a table has only where there is room, the most wanted first.
+#: Parts of a table that are shown only if there is room, most important first.
 _WANTED = ("epoch", "message", "metrics", "update", "")
 _GAP = 2
-#: Seconds over which the pace is measured, and the least for which there is one.
+#: Seconds over which the pace is measured, and the minimum.
 _PACE_WINDOW, _PACE_LEAST = 180.0, 5.0
-#: A rank is behind by whole parts of this size, so that small differences do not change the order.
+#: How far ranks are behind is counted in parts of this size, to keep a stable order.
 _BEHIND_PART = 0.1
-#: The task types that have steps of the training.
+#: The task types that make training steps.
 _TRAINING = ("chief", "worker")
 
 STYLES = {records.COMPLETED: "green", records.FAILED: "bold red", records.STOPPED: "yellow"}
 
 
 class Overview:
-    """The last updates of an attempt's ranks, by task."""
+    """The latest updates of an attempt's ranks, by task."""
 
     def __init__(self, attempt: int = 0) -> None:
-        self.attempt = attempt  # 0 where it is not known
+        self.attempt = attempt  # 0 if unknown
         self.ranks: dict[str, RankEvent] = {}
-        self.slow = ""  # the rank that keeps the others waiting, if there is one
+        self.slow = ""  # the rank that keeps the others waiting, if any
         self._furthest = 0  # step of any rank
-        self._pace: deque[tuple[float, float]] = deque()  # time, part of the steps done then
+        self._pace: deque[tuple[float, float]] = deque()  # time, part of the steps done by then
 
     def add(self, task: str, seen: RankEvent) -> None:
-        """Take an update of a rank."""
+        """Record an update of a rank."""
         self.ranks[task] = seen
         self._furthest = max(map(_step, self.ranks.values()))
         known = [part for part in map(fraction, self.ranks.values()) if part is not None]
-        done, now = max(known, default=None), time.monotonic()  # of the rank that is furthest
+        done, now = max(known, default=None), time.monotonic()  # of the rank that is furthest ahead
         if done is None:
             return
-        if self._pace and done < self._pace[-1][1]:  # the script begins something else
+        if self._pace and done < self._pace[-1][1]:  # the script begins another training
             self._pace.clear()
         if not self._pace or done > self._pace[-1][1]:
             self._pace.append((now, done))
@@ -73,7 +73,7 @@ class Overview:
             self._pace.popleft()
 
     def left(self) -> str:
-        """Return the time left, by the pace of the last minutes; nothing where it is not known."""
+        """Return the time left at the pace of the last minutes, or an empty text if unknown."""
         if len(self._pace) < 2 or self._is_ending():
             return ""
         (then, before), (_, done) = self._pace[0], self._pace[-1]
@@ -83,7 +83,7 @@ class Overview:
         return f"{_duration(elapsed / (done - before) * (1.0 - done))} left"
 
     def _is_ending(self) -> bool:
-        """Return whether the attempt makes no more steps: a rank that it needs has ended early."""
+        """Return whether no more steps follow because a rank that is needed ended early."""
         early = (records.FAILED, records.STOPPED)
         ended = [task for task, seen in self.ranks.items() if seen["phase"] in early]
         served = any(task.startswith("ps-") for task in self.ranks)
@@ -94,8 +94,10 @@ class Overview:
         )
 
     def in_order(self, urgent: bool = False) -> list[str]:
-        """Return the tasks in the order of TensorFlow's types; where that is ``urgent``, the first
-        failure before the others, then what runs, the slowest first, and last what ended well.
+        """Return the tasks in the order of TensorFlow's types.
+
+        If ``urgent``, the first failure comes before the others, then the running ranks, slowest
+        first, and finally those that completed.
         """
         tasks = sorted(self.ranks, key=records.task_order)
 
@@ -110,7 +112,7 @@ class Overview:
         return sorted(tasks, key=urgency) if urgent else tasks
 
     def text(self) -> str:
-        """Return how many ranks are in which phase, how far they are, and which one is slow."""
+        """Summarize how many ranks are in which phase, their progress, and the slow rank."""
         urgent = self.in_order(urgent=True)
         ordered = [self.ranks[task] for task in urgent]
         found = Counter(lines.phase_of(seen["phase"], seen["progress"]) for seen in ordered)
@@ -124,20 +126,20 @@ class Overview:
         return "  ".join(words)
 
     def _behind(self, task: str) -> int:
-        """Return how far a rank is behind, in parts of the steps that the one in front has done."""
+        """Return how far a rank is behind the leading one, in parts of the leader's steps."""
         if not self._furthest or not task.startswith(_TRAINING):
             return 0
         return int((self._furthest - _step(self.ranks[task])) / (self._furthest * _BEHIND_PART))
 
 
 def fraction(seen: RankEvent) -> float | None:
-    """Return the part of the steps that are done, 0 to 1; None where it is not known."""
+    """Return the fraction of the steps that is done, 0 to 1, or None if unknown."""
     step, steps = seen["progress"].get("step"), seen["progress"].get("steps")
     return min(1.0, step / steps) if steps and step is not None else None
 
 
 def short_names(hosts: Iterable[str]) -> dict[str, str]:
-    """Return the hosts' names without their domain, where they still differ without it."""
+    """Return the hosts' names without their domains if they remain unique."""
     names = {host: host.partition(".")[0] for host in hosts}
     whole = len(set(names.values())) < len(names) or any(map(records.is_number, names.values()))
     return {host: host for host in names} if whole else names
@@ -151,13 +153,13 @@ def best_display(as_json: bool, run_dir: Path) -> JsonDisplay:
     """Return the display for standard output; ``run_dir`` is the job's folder."""
     if as_json:
         return JsonDisplay()
-    # A terminal such as that of an editor may not be able to move its cursor.
+    # Some terminals, such as those of editors, cannot move the cursor.
     live = sys.stdout.isatty() and Console().is_interactive
     return LiveDisplay(run_dir) if live else PlainDisplay()
 
 
 class JsonDisplay:
-    """One JSON object a line: every event, then the result."""
+    """Prints one JSON object per line: every event, then the result."""
 
     def event(self, event: Event) -> None:
         """Show one event."""
@@ -167,13 +169,13 @@ class JsonDisplay:
         self._write(event.kind, event.job, about)
 
     def result(self, result: Result) -> None:
-        """Show how the job ended; nothing follows."""
+        """Show how the job ended; must be the last call."""
         names = ("state", "message", "metrics", "ranks", "doubts", "notes")
         about = {name: getattr(result, name) for name in names}
         self._write("result", result.job, {**about, "run_dir": str(result.run_dir)})
 
     def pause(self) -> None:
-        """Leave the terminal alone, for a question."""
+        """Leave the terminal alone while a question is asked."""
 
     def resume(self) -> None:
         """Continue after a question."""
@@ -183,17 +185,17 @@ class JsonDisplay:
 
 
 class PlainDisplay(JsonDisplay):
-    """Lines for a log file: changes at once, the rest now and then; of many ranks a summary."""
+    """Prints lines for a log: changes at once, progress at intervals, a summary of many ranks."""
 
     def __init__(self) -> None:
         self._job = ""
-        self._phase = ""  # what goes on until the ranks run
+        self._phase = ""  # the current step until the ranks run
         self._overview = Overview()
-        self._summed = 0.0  # when there was a line about all ranks
-        self._shown: dict[str, tuple[tuple[object, ...], float]] = {}  # of a rank, and when
+        self._summed = 0.0  # time of the last line about all ranks
+        self._shown: dict[str, tuple[tuple[object, ...], float]] = {}  # line of a rank, time
 
     def event(self, event: Event) -> None:
-        """Show one event, if it has something new."""
+        """Show an event if it contains anything new."""
         self._job = event.job
         if event.kind == "task":
             self._task(event.phase)
@@ -259,12 +261,12 @@ def _duration(seconds: float) -> str:
 
 
 def _line(text: str, style: str = "") -> Text:
-    """Return a text that takes one line, whatever it holds."""
+    """Return a text that takes one line, whatever its contents."""
     return Text(" ".join(text[:500].split("\n")), style=style, no_wrap=True, overflow="ellipsis")
 
 
 class LiveDisplay(PlainDisplay):
-    """A table of the ranks that is drawn again as updates come, on a terminal that it fits."""
+    """Redraws a table of the ranks as updates arrive, on a terminal that it fits."""
 
     def __init__(self, run_dir: Path, console: Console | None = None) -> None:
         super().__init__()
@@ -272,7 +274,7 @@ class LiveDisplay(PlainDisplay):
         self._console = console or Console()
         self._updated: dict[str, float] = {}
         self._began = time.monotonic()
-        self._lock = threading.Lock()  # the table is drawn in a thread of its own
+        self._lock = threading.Lock()  # another thread draws the table
         self.resume()
 
     def pause(self) -> None:
@@ -280,8 +282,8 @@ class LiveDisplay(PlainDisplay):
         self._live.stop()
 
     def resume(self) -> None:
-        """Draw, below what is on the terminal."""
-        # Drawing costs the control node's time, and that may be a training host.
+        """Continue to draw, below the current contents of the terminal."""
+        # Drawing takes CPU time of the control node, which may also be a training host.
         self._live = Live(self, console=self._console, refresh_per_second=1)
         self._live.start()
 
@@ -304,7 +306,7 @@ class LiveDisplay(PlainDisplay):
             self._updated[task] = time.monotonic() - (seen["age"] or 0.0)
 
     def _read_manifest(self) -> None:
-        """Show the number of the attempt, and the time since the start of the job."""
+        """Read the number of the attempt and the start time of the job."""
         manifest = read_manifest(self._run_dir) or {}
         self._overview.attempt = manifest.get("attempt", self._overview.attempt)
         if "created_at" in manifest:
@@ -312,7 +314,7 @@ class LiveDisplay(PlainDisplay):
             self._began = min(self._began, time.monotonic() - age)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw what is known, in the width and height of the terminal."""
+        """Draw the known state in the width and height of the terminal."""
         with self._lock:
             drawn = self._draw(options.max_width, console.height - 1)
         yield from drawn
@@ -328,7 +330,7 @@ class LiveDisplay(PlainDisplay):
         tasks = overview.in_order()
         if len(tasks) > min(_MANY, height - 3):
             drawn.append(_line(overview.text()))
-        room = height - len(drawn) - 2  # a line each for the header and for a reason
+        room = height - len(drawn) - 2  # one line each for the header and for a reason
         if len(tasks) > room:
             tasks = overview.in_order(urgent=True)[: max(1, room - 1)]
         if tasks:
@@ -338,7 +340,7 @@ class LiveDisplay(PlainDisplay):
         return drawn
 
     def _table(self, tasks: Iterable[str], width: int) -> list[RenderableType]:
-        """Return the table of some ranks, and why one failed where the table has no room for it."""
+        """Return the table of some ranks, and why one failed if the table has no room for it."""
         ranks = [self._overview.ranks[task] for task in tasks]
         hosts = short_names({seen["host"] for seen in self._overview.ranks.values()})
         rows = [self._cells(seen) for seen in ranks]
@@ -373,7 +375,7 @@ class LiveDisplay(PlainDisplay):
         return [table, _line(reason, "red")] if reason else [table]
 
     def _cells(self, seen: RankEvent) -> dict[str, Text]:
-        """Return what the table shows of a rank, by column."""
+        """Return a rank's cells by column."""
         phase, progress = seen["phase"], seen["progress"]
         has_ended = phase in records.FINAL_PHASES
         age = time.monotonic() - self._updated[seen["task"]]

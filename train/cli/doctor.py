@@ -1,5 +1,7 @@
-"""What is wrong with the hosts, over playbooks/doctor.yml, and how training scales on them: sums by
-TensorFlow, a short training on ever more of them, an estimate for other networks.
+"""Reports problems of the hosts, by playbooks/doctor.yml, and how training scales on them.
+
+To measure scaling, it runs TensorFlow sums and a short training on more and more hosts, and
+estimates the scaling of other networks.
 """
 
 from __future__ import annotations
@@ -36,11 +38,11 @@ from train.host.checkup import Checkup
 from train.host.links import Link
 
 _STYLES = {"fail": "bold red", "warning": "yellow", "info": "dim"}
-#: Below this part of what it was, a number has become worse.
+#: A rate is worse if it is below this part of its earlier value.
 _WORSE = 0.5
-#: The columns of the table that is printed.
+#: The columns of the printed table.
 _HEADER = ("host", "cores", "memory", "TensorFlow", "GPUs", "login", "clock", "free")
-#: What the page's table of the hosts shows: a name, and what of a host it is.
+#: The columns of the table of hosts on the page: a name, and the property of a host.
 _COLUMNS = (
     ("TensorFlow", lambda host: host["packages"].get("tensorflow", "")),
     ("cores", lambda host: f"{host['usable_cores']:g} of {host['cores']}"),
@@ -50,36 +52,36 @@ _COLUMNS = (
     ("kernel", lambda host: host["kernel"]),
     ("C library", lambda host: host["libc"]),
 )
-#: The maps: a name, the field of a path, the factor from its unit to the name's, and whether more
-#: is better.
+#: The maps: a name, the field of a path, the factor from the field's unit to that of the name, and
+#: whether more is better.
 _MAPS = (
     ("Rate, Gbit/s", "sent_mbit", 1e-3, True),
     ("Round trip, ms", "rtt_ms", 1.0, False),
     ("Retransmitted, %", "resent", 100.0, False),
 )
 
-#: The script of the sums.
+#: The script that measures the sums.
 SUMS = REPOSITORY / "train/collectives"
-#: Steps of a short training at most and at least, the seconds that it should take, and how many
-#: steps at its begin do not count.
+#: Maximum and minimum number of steps of a short training, its target in seconds, and the number of
+#: first steps that do not count.
 STEPS, LEAST, TRAINING_S, WARM = 300, 60, 20.0, 20
-#: Parameters of networks that the estimate is made for.
+#: Numbers of parameters to make the estimate for.
 NETWORKS = (100_000, 1_000_000, 10_000_000, 25_000_000, 100_000_000)
-#: Trained parameters of networks of train/worker.py, for its synthetic images.
+#: Number of trained parameters of networks of train/worker.py, for its synthetic images.
 PARAMETERS = {"mnist-cnn": 462_410, "resnet20": 269_722, "resnet56": 853_018}
-#: The efficiency that is worth the hosts.
+#: The lowest efficiency that makes more hosts worthwhile.
 WORTH = 0.8
-#: Variables of a job that the doctor's own jobs have not.
+#: Job variables that the doctor's own jobs ignore.
 _NOT_HERE = (
     *("train_job_notify_command", "train_job_notify_webhook", "train_job_metrics_dir"),
     "train_job_checkpoint_dir",
 )
-#: Of a parameter.
+#: Bytes per parameter.
 _BYTES = 4
 
 
 def examine(args: Namespace, variables: Variables) -> int:
-    """Print what is wrong with the hosts and the paths between them, and keep it."""
+    """Print the problems of the hosts and of the paths between them, and save the results."""
     parts = [part for part in args.only or PARTS if part != COLLECTIVES or not args.quick]
     given = {**variables, "train_job_doctor_quick": args.quick, "train_job_doctor_parts": parts}
     announce("doctor", f"examining the hosts: {', '.join(parts)}")
@@ -97,7 +99,7 @@ def examine(args: Namespace, variables: Variables) -> int:
         except KeyboardInterrupt:
             code = Exit.LEFT
     width = None if sys.stdout.isatty() else 10_000
-    # What comes from hosts is no markup.
+    # Texts from hosts are not markup.
     console = Console(width=width, highlight=False, markup=False, emoji=False)
     if args.json:
         print(json.dumps(examined, sort_keys=True))
@@ -123,7 +125,7 @@ def examine(args: Namespace, variables: Variables) -> int:
 
 
 def _scale(examined: Examined, args: Namespace, variables: Variables) -> Scaling | None:
-    """Measure how training scales on the hosts that train, if nothing is in the way."""
+    """Measure how training scales on the training hosts, unless a finding prevents it."""
     wrong = [one["where"] for one in examined["findings"] if one["severity"] == "fail"]
     there = {h: [*one["leases"], *one["jobs"]] for h, one in examined["checkups"].items()}
     busy = [f"{host} ({taken[0]})" for host, taken in there.items() if taken]
@@ -149,7 +151,7 @@ def _scale(examined: Examined, args: Namespace, variables: Variables) -> Scaling
 
 
 def _keep(examined: Examined, folder: Path) -> Examined | None:
-    """Keep what was found; return the last run before it of the same parts and one of its hosts."""
+    """Save the results; return the previous run with the same parts and a host in common."""
     run_folders.create(folder, exist_ok=True)
     earlier = sorted(folder.glob("*.json"))
     name = time.strftime("%Y%m%d-%H%M%S", time.localtime(examined["at"]))
@@ -166,7 +168,7 @@ def _keep(examined: Examined, folder: Path) -> Examined | None:
 
 
 def _worse(before: Examined, now: Examined) -> list[str]:
-    """Return what is worse than in an earlier run: new findings, lower rates of hosts and paths."""
+    """List what is worse than in an earlier run: new findings, lower rates of hosts and paths."""
     known = {(one["what"], one["where"]) for one in before["findings"]}
     said = [
         f"new: {one['where']}: {one['found']}"
@@ -189,7 +191,7 @@ def _worse(before: Examined, now: Examined) -> list[str]:
 
 
 def _show(examined: Examined, console: Console) -> None:
-    """Print the findings, the worst first, and a line about what was examined."""
+    """Print the findings, worst first, and a line about what was examined."""
     for one in findings.merged(examined["findings"]):
         if one["severity"] == "info":
             continue
@@ -218,14 +220,14 @@ def _count(number: int, noun: str) -> str:
 
 
 def _all_hosts(examined: Examined) -> list[str]:
-    """Return the hosts that were examined, and those that could not be."""
+    """Return the hosts that were examined and those that could not be."""
     return list(
         dict.fromkeys([*examined["checkups"], *examined["unreachable"], *examined["failed"]])
     )
 
 
 def _hosts(examined: Examined) -> str:
-    """Return how many hosts there are, and how many of them were not examined."""
+    """Return the number of hosts, and how many of them were not examined."""
     hosts = _all_hosts(examined)
     missing = len(hosts) - len(examined["checkups"])
     said = _count(len(hosts), "host")
@@ -266,7 +268,7 @@ def _write(examined: Examined, worse: Sequence[str], path: Path) -> Path:
 
 
 def _likeness(checkups: Mapping[str, Checkup]) -> dict[str, object]:
-    """Return the hosts' properties, and of each whether most hosts have another value."""
+    """Return the hosts' properties, and for each whether most hosts have another value."""
     rows: dict[str, list[tuple[str, bool]]] = {host: [] for host in checkups}
     for _, of in _COLUMNS:
         values = {host: of(checkup) for host, checkup in checkups.items()}
@@ -277,7 +279,7 @@ def _likeness(checkups: Mapping[str, Checkup]) -> dict[str, object]:
 
 
 def _maps(links: Mapping[str, Mapping[str, Link]]) -> Iterator[page.Chart]:
-    """Yield a map of all paths for each thing that was measured of them."""
+    """Yield a map of all paths for each measurement."""
     hosts = sorted({*links, *(peer for peers in links.values() for peer in peers)})
     for title, field, factor, more_is_better in _MAPS:
         known: dict[tuple[str, str], float] = {}
@@ -285,7 +287,7 @@ def _maps(links: Mapping[str, Mapping[str, Link]]) -> Iterator[page.Chart]:
             for peer, link in peers.items():
                 if field in link:
                     known[host, peer] = factor * link[field]  # type: ignore[literal-required]
-        if field == "rtt_ms":  # both ends know it, the one that measured it has it
+        if field == "rtt_ms":  # measured at one end, valid for both
             known = {(peer, host): value for (host, peer), value in known.items()} | known
         if known:
             cells = [[known.get((host, peer)) for peer in hosts] for host in hosts]
@@ -293,7 +295,7 @@ def _maps(links: Mapping[str, Mapping[str, Link]]) -> Iterator[page.Chart]:
                 "type": "heatmap", "z": cells, "x": hosts, "y": hosts, "hoverongaps": False,
                 "colorscale": "Viridis", "reversescale": not more_is_better,
                 "texttemplate": "%{z:.4g}" if len(hosts) <= 12 else "",
-                # A scale from 0: small differences are not painted as large ones.
+                # The scale starts at 0 so that small differences do not look large.
                 "zmin": 0, "zmax": max(known.values()) or 1.0,
             }  # fmt: skip
             axis = {"automargin": True, "type": "category"}
@@ -320,8 +322,10 @@ def _curves(found: Scaling) -> Iterator[page.Chart]:
 
 
 def fit(all_reduce_ms: Mapping[float, float], hosts: int) -> tuple[float, float]:
-    """Return latency (ms) and rate (bytes a ms) of a ring in which sums of so many bytes take so
-    long: each of 2 (N - 1) steps passes an N-th of the bytes on. Least squares of relative errors.
+    """Fit the latency (ms) and rate (bytes per ms) of a ring to measured times by message size.
+
+    Each of the 2 (N - 1) steps of a ring passes on an N-th of the bytes. The fit minimizes the
+    squares of the relative errors.
     """
     steps = 2 * (hosts - 1)
     points = [(size / hosts, ms / steps) for size, ms in all_reduce_ms.items()]
@@ -336,9 +340,10 @@ def fit(all_reduce_ms: Mapping[float, float], hosts: int) -> tuple[float, float]
 
 
 def all_reduce(size: float, hosts: int, all_reduce_ms: Mapping[float, float], among: int) -> float:
-    """Return the ms in which a ring of hosts sums so many bytes. A step takes as long as it took
-    ``among`` so many hosts, by ``all_reduce_ms`` of so many bytes: on a line between the two
-    nearest sizes, or in proportion beyond them all.
+    """Estimate the time in ms that a ring of ``hosts`` takes to sum ``size`` bytes.
+
+    ``all_reduce_ms`` has the times by bytes that were measured among ``among`` hosts. The time of a
+    step is interpolated between the two nearest sizes, or scaled beyond the largest one.
     """
     steps = [(sent / among, ms / (2 * (among - 1))) for sent, ms in sorted(all_reduce_ms.items())]
     sent = size / hosts
@@ -352,7 +357,7 @@ def all_reduce(size: float, hosts: int, all_reduce_ms: Mapping[float, float], am
 
 
 def counts(hosts: int) -> list[int]:
-    """Return 1, 2, 4 … and the number of hosts itself."""
+    """Return 1, 2, 4 … and the number of hosts."""
     found = [1 << power for power in range(hosts.bit_length()) if 1 << power < hosts]
     return [*found, hosts]
 
@@ -360,7 +365,7 @@ def counts(hosts: int) -> list[int]:
 def _measure(
     inventory: Inventory, variables: Variables, hosts: Sequence[str], model: str, batch: int
 ) -> Scaling:
-    """Run and remove one job after the other; PlanError: one did not complete, and is left here."""
+    """Run and remove one job after another; raise PlanError if one fails, and leave it here."""
     began: list[str] = []
 
     def run(name: str, members: Sequence[str], script: str, *arguments: str) -> jobs.Result:
@@ -368,7 +373,7 @@ def _measure(
         others = " and others" if len(members) > 4 else ""
         complain("doctor", f"{name} on {', '.join(members[:4])}{others}")
         groups: dict[str, list[str]] = {kind: [] for kind in ("chief", "ps", "evaluator", "spare")}
-        # Without what is for the user's own jobs.
+        # Without settings that are only for the user's own jobs.
         given = {**variables, **dict.fromkeys(_NOT_HERE, ""), "train_job_include": []}
         given["train_job_groups"] = {**groups, "worker": list(members)}
         given["train_job_max_restarts"] = 0
@@ -410,7 +415,7 @@ def _measure(
 
 
 def _remove(names: Sequence[str], inventory: Inventory, variables: Variables) -> None:
-    """Stop and remove the jobs on the hosts, and remove those here that completed."""
+    """Stop and remove the jobs on the hosts; remove the local folders of those that completed."""
     ended = []
     for name in names:
         folder = jobs.run_dir_of(name, variables)
@@ -427,7 +432,7 @@ def _remove(names: Sequence[str], inventory: Inventory, variables: Variables) ->
 
 
 def _trained(result: jobs.Result, hosts: int) -> Trained:
-    """Return the step time of a training: of the slowest rank, without the first steps."""
+    """Return the step time of a training: that of the slowest rank, without the first steps."""
     found = []
     for path in sorted((result.run_dir / "progress").glob("*.jsonl")):
         seen = records.parse_progress(path.read_text("utf-8", errors="replace"))
@@ -453,7 +458,7 @@ def _trained(result: jobs.Result, hosts: int) -> Trained:
 def conclude(
     times: Mapping[float, float], trained: Sequence[Trained], model: str, batch: int
 ) -> Scaling:
-    """Return the estimate that follows from the sums' times (ms by MB) and the trainings."""
+    """Return the estimate based on the times of the sums (ms by MB) and the trainings."""
     sums = {1e6 * size: ms for size, ms in times.items() if ms > 0}
     hosts = trained[-1]["hosts"]
     latency, rate = fit(sums, hosts) if sums else (0.0, 0.0)

@@ -1,7 +1,7 @@
 """The drill: a fault-injection test on the user's own hosts, with a short job for each fault.
 
-It refuses to run alongside other jobs, of any user. A fault of a host undoes itself; the drill's
-jobs are stopped at the end, whatever happens.
+It refuses to run alongside jobs of any user. A fault of a host undoes itself. The drill's jobs
+are always stopped at the end.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from train.gang.records import Job, read_manifest
 from train.gang.watch import causes
 from train.host import ends, faults
 
-#: Seconds for which a port is dropped or sshd stopped.
+#: Seconds for which a port is dropped or sshd is stopped.
 SECONDS = 15.0
-#: The step from which on a fault may come, and the seconds that a drill's job may take.
+#: The first step at which a fault may be injected, and the time limit of a job in seconds.
 _FIRST_STEP = 25
 _LIMIT = 300.0
-#: Seconds between two checks whether it was detected.
+#: Seconds between two checks whether the fault was detected.
 _INTERVAL = 0.05
-#: Trains long enough for a fault, and writes checkpoints often enough to be resumed.
+#: Arguments for a training that is long enough and can resume from frequent checkpoints.
 ARGUMENTS = (
     *("--data", "synthetic", "--model", "mnist-cnn", "--epochs", "4", "--evaluate-every", "0"),
     *("--checkpoint-every", "10", "--learning-rate", "0.01"),
 )
 _RESUMED = re.compile(r"resumed at step ([0-9]+)")
-#: The causes that may be reported of each fault; none where the job must not be affected.
+#: The causes that may be reported for each fault; empty if the job must not be affected.
 EXPECTED: Mapping[str, set[str]] = {
     faults.KILL: {ends.SIGNAL},
     faults.FREEZE: {causes.FROZEN},
@@ -52,16 +52,16 @@ class Row:
 
     fault: str
     victim: str = ""  # the rank and its inventory host
-    detected: float | None = None  # seconds from the fault to its detection
-    named: bool | None = None  # the right rank and cause were reported; None where none was to be
-    left: int | None = None  # processes of the job on the hosts when it was over
-    resumed: int | None = None  # the step that the next attempt began with
-    trouble: str = ""  # what went wrong, or why it was left out
-    skipped: bool = False  # it was left out
+    detected: float | None = None  # seconds from fault to detection
+    named: bool | None = None  # the right rank and cause were reported; None if none was expected
+    left: int | None = None  # processes of the job on the hosts after its end
+    resumed: int | None = None  # the first step of the next attempt
+    trouble: str = ""  # the error, or why the fault was left out
+    skipped: bool = False  # the fault was left out
 
     @property
     def well(self) -> bool:
-        """Whether all went as it should, or the fault was left out."""
+        """Whether the job behaved as expected, or the fault was left out."""
         return self.skipped or not (self.trouble or self.left)
 
     @property
@@ -83,7 +83,7 @@ _HEADER = ("fault", "victim", "detected in", "named rightly", "left behind", "re
 
 
 def run(args: Namespace, variables: Variables) -> int:
-    """Run the drill and print its table; PlanError: a job runs."""
+    """Run the drill and print its table; raise PlanError if another job runs."""
     outcome = playbooks.run_playbook("list.yml", args.inventory, variables)
     if outcome.unreachable:
         code = exit_code(outcome, "drill")
@@ -101,14 +101,14 @@ def run(args: Namespace, variables: Variables) -> int:
 
 
 def _require_idle_hosts(outcome: playbooks.Outcome) -> None:
-    """Check that no job of any user runs, by what the list playbook found."""
+    """Check that no job of any user runs, based on the list playbook."""
     if outcome.code:
         raise PlanError("\n".join(outcome.messages))
     listed: list[Job] = outcome.result("jobs")["jobs"]
     alive = [f"{job['job']} on {', '.join(job['hosts'])}" for job in listed if job["alive"]]
     if alive:
         raise PlanError(f"no drill alongside a real job: {'; '.join(alive)} runs")
-    # Jobs of other users, or with another root. Inventory hosts of one machine report the same.
+    # Jobs of other users or with another root. Inventory hosts on one machine report the same.
     others = {}
     for host, result in outcome.results["list_jobs"].items():
         try:
@@ -171,7 +171,7 @@ def _follow(fault: str, job: jobs.Job, become: bool) -> Row:
 
 
 def _choose_victim(job: jobs.Job) -> tuple[str, dict[str, Any]]:
-    """Return the last rank that trains, best not the chief, and variables for fault.yml."""
+    """Return the last training rank, preferably not the chief, and variables for fault.yml."""
     manifest = read_manifest(job.run_dir)
     if manifest is None:
         raise FileNotFoundError(f"there is no manifest in {job.run_dir}")
@@ -187,7 +187,10 @@ def _choose_victim(job: jobs.Job) -> tuple[str, dict[str, Any]]:
 
 
 def _judge(row: Row, restarts: Sequence[tuple[float, jobs.Event]], job: jobs.Job) -> Row:
-    """Return the row of a fault; ``restarts`` are those of its job, by seconds since the fault."""
+    """Return the row of a fault.
+
+    ``restarts`` are those of its job, with seconds since the fault.
+    """
     result = jobs.follow(job)
     stopped = jobs.stop(job.name, job.inventory, job.variables).results.get("stop", {})
     reported = [report for found in stopped.values() for report in reports.stop_reports(found)]
@@ -207,6 +210,6 @@ def _judge(row: Row, restarts: Sequence[tuple[float, jobs.Event]], job: jobs.Job
             trouble = "the next attempt did not resume"
         step = int(resumed[1]) if resumed else None
         row = replace(row, detected=max(0.0, seconds), named=named, resumed=step)
-    elif wanted and row.fault != faults.PORT:  # connections may outlast the loss of packets
+    elif wanted and row.fault != faults.PORT:  # connections may survive the packet loss
         trouble = trouble or "nobody noticed"
     return replace(row, trouble=trouble.split("\n")[0][:160])

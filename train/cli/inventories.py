@@ -1,8 +1,8 @@
-"""The inventory of a command that is given none: the job's own, the user's, or the clone's default.
+"""The inventory of a command without ``-i``: the job's, the user's, or the clone's default.
 
-A job's inventory and connection options are kept in its folder, ``runs/JOB/connection.json``, when
-it starts, so that later commands reach its hosts by its name alone. Passwords are never kept, only
-that they were asked for.
+When a job starts, its inventory and connection options are saved as ``runs/JOB/connection.json``,
+so that later commands need only its name. Passwords are never saved, only that they were asked
+for.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from train.gang.suggestions import CONNECTION_VARIABLES
 from train.host import records
 
 CONNECTION_FILE = "connection.json"
-#: Options that concern one command, and not the job.
+#: Options that apply to one command, not to the job.
 _OF_ONE_COMMAND = ("--verbose", "--extra-vars=")
-#: The question that reads each kind of password, by the option that takes it from a file.
+#: The option that asks for each kind of password, by the option that reads it from a file.
 QUESTIONS = {
     "--connection-password-file=": "ask_pass",
     "--become-password-file=": "ask_become_pass",
@@ -30,7 +30,7 @@ QUESTIONS = {
 
 
 def keep(run_dir: Path, options: AnsibleOptions, variables: Variables) -> None:
-    """Write how a job's hosts are reached into its folder, readable by its owner alone."""
+    """Save how a job's hosts are reached in its folder, readable by its owner only."""
     words = [word for word in options.words if not word.startswith(_OF_ONE_COMMAND)]
     asked = [option for option, _ in options.passwords]
     kept = {
@@ -43,7 +43,7 @@ def keep(run_dir: Path, options: AnsibleOptions, variables: Variables) -> None:
 
 
 def kept(run_dir: Path) -> dict[str, Any] | None:
-    """Return what ``keep`` wrote into a job's folder; None if there is nothing that is usable."""
+    """Return what ``keep`` saved in a job's folder, or None if it is missing or unusable."""
     try:
         found = records.read_json(str(run_dir / CONNECTION_FILE))
     except ValueError:
@@ -57,7 +57,7 @@ def kept(run_dir: Path) -> dict[str, Any] | None:
 
 
 def options_words(connection: Mapping[str, Any]) -> list[str]:
-    """Return the words of a command line that name a kept inventory: ``-i``, and its options."""
+    """Return the command-line words for a saved inventory: ``-i`` and its options."""
     return [
         *(word for source in connection["inventory"] for word in ("-i", _shown(source))),
         *connection["options"],
@@ -78,13 +78,14 @@ def _shown(source: str) -> str:
 
 
 def described(connection: Mapping[str, Any]) -> str:
-    """Return the options of a kept inventory as they are typed."""
+    """Return the options of a saved inventory as a user would type them."""
     return shlex.join(options_words(connection))
 
 
 def apply(args: argparse.Namespace, connection: Mapping[str, Any]) -> None:
-    """Have a parsed command line, which names no inventory, be about the hosts of a kept one. Its
-    own options win: they come last.
+    """Apply a saved inventory to a parsed command line without one.
+
+    Options of the command line take precedence because they come last.
     """
     args.inventory = list(connection["inventory"])
     args.ansible = [*connection["options"], *args.ansible]
@@ -98,10 +99,10 @@ def apply(args: argparse.Namespace, connection: Mapping[str, Any]) -> None:
 
 
 def newest(runs_dir: Path, inventory: list[str] | None = None) -> str:
-    """Return the id of the newest job in a folder of results; empty if there is none.
+    """Return the id of the newest job in a folder of results, or an empty text if there is none.
 
     Args:
-        inventory: as given with ``-i``; jobs that were started with another one do not count.
+        inventory: as given with ``-i``; jobs that were started with another one are ignored.
     """
     found = []
     for path in runs_dir.glob(f"*/{MANIFEST_FILE}"):
@@ -121,8 +122,9 @@ def newest(runs_dir: Path, inventory: list[str] | None = None) -> str:
 
 
 def options_for(run_dir: Path, inventory: Inventory) -> AnsibleOptions:
-    """Return the options of a job from Python: those that are given, or those that it was started
-    with. ValueError: it was started with passwords that were asked for.
+    """Return the options of a job for the Python API: the given ones, or those of its start.
+
+    Raise ValueError if the job was started with password prompts.
     """
     connection = None if inventory else kept(run_dir)
     if connection is None:

@@ -1,5 +1,7 @@
-"""Training jobs from Python, as docs/jobs.md shows: start one, follow it, check it, stop it. To the
-playbooks this adds the events as they come, and further attempts where one fails that is worth it.
+"""Training jobs from Python, see docs/jobs.md: start, follow, check and stop a job.
+
+In addition to the playbooks, this yields events as they happen, and follows a job through its
+restarts after recoverable failures.
 """
 
 from __future__ import annotations
@@ -32,17 +34,17 @@ from train.gang.plan.staging import WORKER, find_includes, find_script
 from train.gang.records import EVENTS_FILE, MANIFEST_FILE, RankResult
 from train.host import records
 
-#: Seconds that the start of a gang may take to end before the job is left.
+#: Seconds to wait for the start of a gang to finish before leaving the job.
 _START_LIMIT = 60.0
-#: Seconds that a watch may take to end, and to fetch all logs, after the job was stopped on every
-#: host, and after it could not be stopped on some.
+#: Seconds to wait for a watch to end and fetch all logs after the job was stopped on every host,
+#: and if it could not be stopped on some hosts.
 _END_LIMIT, _END_LIMIT_FAILED = 300.0, 30.0
-#: How often a job is attached to again whose playbook was killed.
+#: Maximum number of times to attach again to a job whose playbook was killed.
 _BROKEN_OFF = 3
-#: The role's variables that a job was started with, for what is done with it later.
+#: The role's variables that a job was started with, for later commands.
 VARIABLES_FILE = "variables.json"
 _RUNS_DIR = "train_job_runs_dir"
-#: What may hold secrets. The script's environment is on the hosts.
+#: Variables that may contain secrets. The script's environment is stored on the hosts.
 _SECRET = ("train_job_environment", "train_job_notify_command", "train_job_notify_webhook")
 
 
@@ -55,9 +57,9 @@ class Event:
             (the attempt failed, and another one follows), ``straggler`` (a rank that keeps the
             others waiting) or ``notice`` (about the watch itself, such as an unreachable host).
         task: the rank, such as ``worker-0``; for ``kind == "task"`` the name of Ansible's task;
-            for a restart the rank that failed first, or nothing.
-        phase: the current step until the ranks run, for people; of ``kind == "task"`` only.
-        data: the fields of ``--json`` in docs/formats.md, but for those above.
+            for a restart the rank that failed first, or empty.
+        phase: the current step before the ranks run, for people; only if ``kind == "task"``.
+        data: the other fields of ``--json``, see docs/formats.md.
     """
 
     kind: str
@@ -72,16 +74,16 @@ class Result:
     """How a job ended.
 
     Attributes:
-        state: ``completed``, ``failed``, ``stopped``; ``refused`` where nothing was started because
-            of wrong input or a host that is not ready; ``unreachable`` where nothing was started
-            because of an unreachable host; ``left`` where the user left the job running;
-            ``unwatched`` where the watch ended by itself, and the job was left as it is.
+        state: ``completed``, ``failed``, ``stopped``; ``refused`` (nothing was started because of
+            wrong input or a host that is not ready); ``unreachable`` (nothing was started because
+            of an unreachable host); ``left`` (the user left the job running); ``unwatched`` (the
+            watch ended by itself and the job continues).
         metrics: the chief's last metrics, such as ``test_accuracy``.
         ranks: see ``result.json`` in docs/formats.md.
         run_dir: the job's folder on the control node.
-        attempts: how often the gang was started; 0 where that is not known.
-        doubts: sentences about why a job that completed may not have done what its user meant.
-        notes: what else there is to know about its end, such as files that stay on hosts.
+        attempts: how often the gang was started; 0 if unknown.
+        doubts: sentences about why a completed job may not have done what its user meant.
+        notes: further information about the end, such as files that remain on hosts.
         strict: whether a doubt counts as a failure (``train_job_strict``).
     """
 
@@ -98,7 +100,10 @@ class Result:
 
 
 def run_dir_of(job: str, variables: Variables) -> Path:
-    """Return the job's folder here; without a job, that of all jobs. PlanError: it is no job id."""
+    """Return the job's local folder, or that of all jobs if ``job`` is empty.
+
+    Raise PlanError if it is not a valid job id.
+    """
     if job:
         check_id(job)
     runs_dir = Path(variables.get(_RUNS_DIR, REPOSITORY / "runs"))
@@ -106,9 +111,10 @@ def run_dir_of(job: str, variables: Variables) -> Path:
 
 
 def with_runs_dir(inventory: Inventory, variables: Variables | None) -> dict[str, Any]:
-    """Return the variables with the folder of results that the inventory names, if they have none.
-    Ansible is asked only if a file of the inventory has the variable. PlanError: its answer is no
-    single folder.
+    """Return the variables with the inventory's folder of results, if they do not set one.
+
+    Ansible runs only if a file of the inventory mentions the variable. Raise PlanError if the
+    result is not a single folder.
     """
     found = dict(variables or {})
     if _RUNS_DIR in found or not mentions(inventory, _RUNS_DIR):
@@ -129,20 +135,21 @@ def with_runs_dir(inventory: Inventory, variables: Variables | None) -> dict[str
 
 
 def host_python(variables: Variables) -> Path:
-    """Return the interpreter of ranks on this machine, by default where setup.yml installs it."""
+    """Return the ranks' interpreter on this machine, by default the one that setup.yml installs."""
     return Path(variables.get("train_job_python", "~/train/venv/bin/python")).expanduser()
 
 
 def keep(job: str, variables: Variables) -> None:
-    """Write the role's ``variables`` into the job's folder, but for what may be secret."""
+    """Write the role's ``variables`` into the job's folder, except possible secrets."""
     kept = {n: v for n, v in variables.items() if n.startswith("train_job_") and n not in _SECRET}
     records.write_json(str(run_dir_of(job, variables) / VARIABLES_FILE), kept, mode=0o600)
 
 
 def with_kept(job: str, variables: Variables | None) -> dict[str, Any]:
-    """Return ``variables`` and the job's id, with those of its start, if it was started here. What
-    is kept in a file is never templated: a value with Jinja is left out, to be given again, but for
-    those that are data.
+    """Return ``variables``, the job's id, and the saved variables of its start, if known here.
+
+    Values from the file are never templated. A value with Jinja is left out and must be given
+    again, unless the variable is plain data.
     """
     given = dict(variables or {})
     path = run_dir_of(job, given) / VARIABLES_FILE
@@ -156,12 +163,12 @@ def with_kept(job: str, variables: Variables | None) -> dict[str, Any]:
 
 
 class Job:
-    """A job that is followed, through all its attempts, with ``events`` until it has a ``result``.
-    ``start``, ``attach`` and ``restart`` make one.
+    """A job, followed through all its attempts: read ``events`` until it has a ``result``.
+
+    Create it with ``start``, ``attach`` or ``restart``.
 
     Args:
-        variables: of the role and of Ansible; those of a new job are kept, for what is done with it
-            later.
+        variables: of the role and of Ansible; those of a new job are saved for later commands.
     """
 
     def __init__(
@@ -182,8 +189,8 @@ class Job:
         self._offset = 0
         self.result: Result | None = None
         self._may_refuse = True  # attaching can be refused only at first
-        self._stop: playbooks.Playbook | None = None  # that ends the ranks, while it runs
-        self._stopping = False  # whether the job was asked to end
+        self._stop: playbooks.Playbook | None = None  # ends the ranks, while it runs
+        self._stopping = False  # whether the job was asked to stop
         self._stop_noted = False
         self._stop_messages: list[str] = []
         self._end_by = float("inf")
@@ -201,22 +208,22 @@ class Job:
         job: str = "",
         variables: Variables | None = None,
     ) -> Self:
-        """Start a job and return it, to be followed with ``follow`` or its ``events``.
+        """Start a job and return it; follow it with ``follow`` or its ``events``.
 
         Args:
-            script: a file or directory of this machine; None for the project's own train/worker.py.
-            module: what ``python -m`` runs, such as ``trainer.task``; the script is then the
+            script: a file or directory on this machine; None for the project's train/worker.py.
+            module: the module for ``python -m``, such as ``trainer.task``; the script is then the
                 directory that contains the package, by default the current one.
-            include: files and folders of this machine that are staged alongside the script.
-            requirements: the file with the packages that the script needs on top of TensorFlow's;
+            include: files and folders on this machine to stage alongside the script.
+            requirements: the file that lists the script's packages in addition to TensorFlow's;
                 ``auto`` for the one next to the script.
-            job: its id; empty to have one made.
-            variables: of the role train_job, and any other of Ansible's.
+            job: its id; empty to generate one.
+            variables: of the role train_job, and any others of Ansible.
 
         Raises:
             PlanError: the script, an included file, the requirements or the id cannot be used;
                 nothing was started.
-            FileNotFoundError: there is no such inventory.
+            FileNotFoundError: an inventory does not exist.
         """
         chosen = plain_variables(with_runs_dir(inventory, variables))
         if module:
@@ -247,7 +254,7 @@ class Job:
     def attach(
         cls, job: str, *, inventory: Inventory = None, variables: Variables | None = None
     ) -> Self:
-        """Follow a job that runs already; any control node with the inventory can."""
+        """Follow a job that is already running; any control node with the inventory can do this."""
         inventory, chosen = _of_job(job, inventory, variables)
         attached = cls(job, inventory, chosen)
         attached._begin("attach.yml")
@@ -257,8 +264,9 @@ class Job:
     def restart(
         cls, job: str, *, inventory: Inventory = None, variables: Variables | None = None
     ) -> Self:
-        """Start a job again that has failed or was stopped, from its checkpoints, whatever the
-        cause. PlanError: it still runs, or is not known here; ReportError: a host's answer is
+        """Restart a job that has failed or was stopped, whatever the cause, from its checkpoints.
+
+        Raise PlanError if it is still running or unknown here, ReportError if a host's answer is
         malformed.
         """
         inventory, chosen = _of_job(job, inventory, variables)
@@ -285,7 +293,7 @@ class Job:
         return again
 
     def _begin(self, playbook: str, **more: Any) -> None:
-        """Run a playbook that follows the job; OSError: the inventory is not there, for one."""
+        """Run a playbook that follows the job; raise OSError if the inventory is missing."""
         self._attached = playbook == "attach.yml"
         self._running = True
         if self._attached and self._offset == 0 and self._events_path.exists():
@@ -303,13 +311,13 @@ class Job:
 
     @property
     def _started(self) -> bool:
-        """Whether anything of this attempt may run on a host."""
+        """Whether any process of this attempt may be running on a host."""
         outcome = self._playbook.outcome
         return not outcome.is_down and (self._attached or playbooks.START in outcome.called)
 
     @property
     def _is_starting(self) -> bool:
-        """Whether some ranks of the attempt may be started and others not yet."""
+        """Whether some ranks of the attempt may have started and others not yet."""
         return self._running and self._playbook.outcome.calling == playbooks.START
 
     @property
@@ -319,7 +327,7 @@ class Job:
 
     @property
     def _phase(self) -> str:
-        """What the playbook does, in a few words for people; one text for many of its tasks."""
+        """The current step of the playbook for people: one short text for many tasks."""
         outcome = self._playbook.outcome
         if self._attached and outcome.ended is None:
             return "looking for the job on its hosts"
@@ -334,7 +342,7 @@ class Job:
         return f"staging code for {ranks}" if planned else "checking the hosts"
 
     def events(self, timeout: float = 0.25) -> Iterator[Event]:
-        """Yield what is new within ``timeout`` seconds; nothing comes after a ``result``."""
+        """Yield the events of the next ``timeout`` seconds; there are none after a ``result``."""
         over = self._playbook.wait(timeout)
         if self.run_dir.is_dir() and inventories.kept(self.run_dir) is None:
             with contextlib.suppress(OSError):
@@ -370,7 +378,7 @@ class Job:
                 self._with_result(outcome.ended)
 
     def _with_result(self, ended: gang_records.Result) -> None:
-        """End the job as the role has decided."""
+        """End the job with the role's decision."""
         message, why_not = ended["message"], ended["restart_reason"]
         if why_not and why_not not in message:
             message = f"{message}\nnot started again: {why_not}"
@@ -379,7 +387,7 @@ class Job:
         self._end(Result(self.name, ended["state"], message, *reported, *remarks))
 
     def _without_result(self, outcome: playbooks.Outcome) -> None:
-        """Continue after a playbook that was refused, was killed, or lost the watch."""
+        """Handle a playbook that was refused, was killed, or lost the watch."""
         is_new = not (self._started or self._is_down)
         if not (self._started or outcome.failures or outcome.unreachable):
             self._give_back()  # it was killed
@@ -391,14 +399,14 @@ class Job:
             message = f"{self._nothing_started()}: the job {outcome.stopped}"
             self._end(self._result("stopped", message))
         elif is_new or (refused and not outcome.left_running):
-            # A host that is lost counts as one, also where the gang continues without it.
+            # A lost host counts as unreachable, even if the gang continues without it.
             self._end(self._result("unreachable" if outcome.unreachable else "refused", message))
-        elif not self._attach_once_more(outcome):  # what broke here is no reason to end the job
+        elif not self._attach_once_more(outcome):  # an error here must not end the job
             again = f"left running: attach again with `{self._command('attach')}`"
             self.result = self._result("unwatched", f"{message}\n{again}")
 
     def _attach_once_more(self, outcome: playbooks.Outcome) -> bool:
-        """Attach to the job again if its playbook was killed, and return whether that was done."""
+        """Attach to the job again if its playbook was killed; return whether it did."""
         if outcome.failures or outcome.left_running or self._broken_off == _BROKEN_OFF:
             return False
         self._broken_off += 1
@@ -410,13 +418,14 @@ class Job:
             stream.seek(self._offset)
             for line in stream:
                 if not line.endswith(b"\n"):
-                    return  # it is not whole yet
+                    return  # incomplete line
                 self._offset += len(line)
                 yield line
 
     def leave(self) -> Result:
-        """Stop following. The job keeps running; what was taken for an attempt that has not started
-        is given back, and a start that has begun is awaited.
+        """Stop following; the job keeps running.
+
+        Wait for a start in progress, and release the resources of an attempt that has not started.
         """
         until = time.monotonic() + _START_LIMIT
         while self._is_starting and not self._playbook.wait(0.1) and time.monotonic() < until:
@@ -436,7 +445,7 @@ class Job:
         return self.result
 
     def stop(self) -> Result:
-        """End the job on every host, follow it to its end, and return how it ended."""
+        """Stop the job on every host, follow it to its end, and return its result."""
         self.request_stop()
         while self.result is None:
             for _ in self.events():
@@ -444,7 +453,7 @@ class Job:
         return self.result
 
     def request_stop(self) -> None:
-        """Have the job end on every host; ``events`` continue until it has a result."""
+        """Begin to stop the job on every host; ``events`` continue until it has a result."""
         if self._stopping or self.result is not None:
             return
         self._stopping = True
@@ -452,15 +461,15 @@ class Job:
         if not (was_running and (self._started or self._is_down)):
             self._close()
         if was_running and (self._started or self._is_down):
-            # Between two attempts, the role finds out on the hosts that the job was stopped.
+            # Between two attempts, the role finds the stop request on the hosts.
             self._stop = playbooks.Playbook("stop.yml", self.inventory, self.variables)
-            if not self._running:  # it has started just now
+            if not self._running:  # it has just started
                 self._reattach()
         else:
             self._end(self._result("stopped", self._nothing_started()))
 
     def _follow_stop(self) -> Iterator[Event]:
-        """Report how the stop goes, and give up a watch that does not end after it."""
+        """Report the progress of the stop, and abandon a watch that does not end after it."""
         if self._stop is not None and not self._stop_noted:
             self._stop_noted = True
             text = "stopping the job on every host"
@@ -485,8 +494,9 @@ class Job:
                 self.result = self._result("unwatched", message)
 
     def _close(self) -> bool:
-        """End the playbooks and return whether anything of the job was ever started. What was taken
-        for an attempt that has not started is given back.
+        """End the playbooks, and return whether anything of the job was ever started.
+
+        Release the resources of an attempt that has not started.
         """
         if self._stop is not None:
             self._stop.close()
@@ -501,13 +511,11 @@ class Job:
         return False
 
     def _give_back(self) -> None:
-        """Give back on the hosts what was taken for an attempt that has not started, and have the
-        job be as it was before.
-        """
+        """Release the resources on hosts of an attempt that has not started, and undo its plan."""
         manifest = gang_records.read_manifest(self.run_dir)
         attempt = self._playbook.outcome.result("plan").get("attempt")
         if manifest is None or manifest["attempt"] != attempt:
-            return  # nothing was planned, or that is undone
+            return  # nothing was planned, or it is already undone
         outcome = playbooks.run_playbook("unstage.yml", self.inventory, self.variables)
         self._stop_messages = outcome.messages
         if attempt == 1:
@@ -516,16 +524,16 @@ class Job:
             withdrawal.withdraw(self.run_dir, attempt)
 
     def _nothing_started(self) -> str:
-        """Return that nothing was started, and what could not be given back."""
+        """Return a message that nothing was started, and what could not be released."""
         return "\n".join(["nothing had been started", *self._stop_messages])
 
     def _end(self, result: Result) -> Result:
-        """Report ``result`` as the end: no attempt follows, whoever attaches later."""
+        """Record ``result`` as the end: no attempt follows, even for later watchers."""
         self.result = result
         return result
 
     def _forget(self) -> None:
-        """Remove what a job has left here that never started, so that its id is free again."""
+        """Remove the local files of a job that never started, so that its id is free again."""
         if self._new:
             (self.run_dir / VARIABLES_FILE).unlink(missing_ok=True)
             (self.run_dir / inventories.CONNECTION_FILE).unlink(missing_ok=True)
@@ -536,7 +544,7 @@ class Job:
         return self.run_dir / "ansible.log" if self._started and self.run_dir.is_dir() else None
 
     def _command(self, name: str) -> str:
-        """Return a command about the job, for messages."""
+        """Return a command for the job, for messages."""
         return suggestions.command(
             name, suggesting.call_of(self.inventory, self.variables), job=self.name
         )
@@ -557,7 +565,7 @@ def run(
     variables: Variables | None = None,
     on_event: Callable[[Event], None] | None = None,
 ) -> Result:
-    """Train: start a job, see ``Job.start``, and ``follow`` it to its end."""
+    """Start a job, see ``Job.start``, and ``follow`` it to its end."""
     started = Job.start(
         script,
         arguments,
@@ -572,8 +580,9 @@ def run(
 
 
 def follow(job: Job, on_event: Callable[[Event], None] | None = None) -> Result:
-    """Follow ``job`` to its end, give ``on_event`` each event as it comes, and return how it ended.
-    After a KeyboardInterrupt the job keeps running, and no process of Ansible is left here.
+    """Follow ``job`` to its end, pass each event to ``on_event``, and return its result.
+
+    After a KeyboardInterrupt the job keeps running, but no Ansible process on this machine.
     """
     try:
         while job.result is None:
@@ -589,8 +598,9 @@ def follow(job: Job, on_event: Callable[[Event], None] | None = None) -> Result:
 def _of_job(
     job: str, inventory: Inventory, variables: Variables | None
 ) -> tuple[AnsibleOptions, dict[str, Any]]:
-    """Return how the hosts of a job are reached, and all variables: those that are given, or else
-    those that it was started with.
+    """Return how to reach the hosts of a job, and all variables.
+
+    These are the given ones or, by default, those that the job was started with.
     """
     chosen = with_runs_dir(inventory, variables)
     if not job or inventory:
@@ -603,8 +613,9 @@ def _of_job(
 def status(
     job: str = "", inventory: Inventory = None, variables: Variables | None = None
 ) -> tuple[playbooks.Outcome, playbooks.ByHost]:
-    """Return the outcome of the status playbook and what each inventory host reported of its rank,
-    with ``more`` ranks if it stands for several; without a job, that of its newest one.
+    """Return the outcome of the status playbook and the report of each inventory host on its rank.
+
+    ``more`` has further ranks if a host stands for several. Without a job, report the newest one.
     """
     inventory, given = _of_job(job, inventory, variables)
     chosen = with_kept(job, given)

@@ -1,7 +1,7 @@
-"""Shows the logs of all ranks of a job together, as they are or as they grow.
+"""Shows the logs of all ranks of a job together, once or as they grow.
 
-Of a line that a progress bar has drawn over, the last state is shown (train/host/terminal.py);
-while it is being drawn, now and then the current state.
+Of a line that a progress bar has redrawn, the last state is shown (train/host/terminal.py), and
+at intervals the current state of one that is still being drawn.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from train.gang.watch.fetched import OLDER
 from train.host import records
 from train.host.terminal import LogLines
 
-#: A task has always the same of these; neighbours have different ones.
+#: Colours of tasks. A task always has the same one; neighbours have different ones.
 COLOURS = (
     *("cyan", "yellow", "green", "magenta", "blue", "bright_red"),
     *("bright_cyan", "bright_yellow", "bright_green", "bright_magenta", "bright_blue", "red"),
 )
-#: Seconds in which a gang that failed is waited for: it may be started again.
+#: Seconds to wait for a restart of a gang that has failed.
 RESTART_WAIT = 30.0
 _RESTART_PAUSE = 3.0
 _BLOCK = 1 << 20
-#: Printed instead of lines that newer ones may have replaced before they could be printed.
+#: Printed instead of lines that may have been overwritten before they could be printed.
 LEFT_OUT = "... lines may be missing here: they came faster than they can be printed ..."
 
 
@@ -51,19 +51,20 @@ def _same_file(one: BinaryIO, other: BinaryIO) -> bool:
 
 
 class LogPrinter:
-    """Prints what comes into the files ``<task>.log`` of a folder, line by line; of one ``task``
-    alone without its name before each line.
+    """Prints new lines of the files ``<task>.log`` in a folder.
+
+    If only one ``task`` is printed, its name does not precede each line.
     """
 
     def __init__(self, folder: Path, task: str | None, stream: TextIO) -> None:
         self._folder, self.task, self._stream = folder, task, stream
         self._lines: dict[str, LogLines] = {}
         self._prefixes: dict[str, str] = {}
-        # What was read last. It stays open: no other file gets its inode number.
+        # Logs that were read last. They stay open so that no other file gets their inode number.
         self._streams: dict[str, BinaryIO] = {}
 
     def pump(self, last: bool = False) -> None:
-        """Print the lines that are new, at the ``last`` call also what no newline follows."""
+        """Print the new lines; in the ``last`` call, also text without a final newline."""
         for path in self._paths():
             self._pump(path)
             if last:
@@ -73,9 +74,9 @@ class LogPrinter:
         self._stream.flush()
 
     def _pump(self, path: Path) -> None:
-        """Print what is new in a log, which gets another file where it reaches its limit."""
+        """Print the new lines of a log, which continues in another file at its size limit."""
         lines, before = self._lines.setdefault(path.stem, LogLines()), self._streams.get(path.stem)
-        files: list[BinaryIO] = []  # the older first
+        files: list[BinaryIO] = []  # the oldest first
         for name in (path, path.with_name(path.name + OLDER)):
             with contextlib.suppress(FileNotFoundError):
                 files.insert(0, name.open("rb"))
@@ -87,7 +88,7 @@ class LogPrinter:
             for _ in range(same[-1] + 1 if same else 0):
                 files.pop(0).close()
         if len(files) == 2 and _same_file(*files):
-            files.pop().close()  # it was renamed just now
+            files.pop().close()  # it was just renamed
         for file in files:
             self._print_rest(path.stem, file)
             if path.stem in self._streams:
@@ -112,13 +113,13 @@ class LogPrinter:
 
     def _print(self, task: str, lines: Iterable[str]) -> None:
         prefix = "" if self.task else self._prefixes[task]
-        # One write a line: those of other ranks come before or after it.
+        # One write per line, so that lines of ranks are not mixed.
         for line in lines:
             self._stream.write(f"{prefix}{line}\n")
 
 
 def show(args: Namespace, variables: Variables) -> int:
-    """Print the logs of a job's last attempt; where they are followed, of those after it, too."""
+    """Print the logs of a job's last attempt and, when following, of later ones."""
     given = jobs.with_kept(args.job, variables) | {"train_job_logs_follow": args.follow}
     if args.tail is not None:
         given["train_job_logs_lines"] = args.tail
@@ -155,7 +156,7 @@ def show(args: Namespace, variables: Variables) -> int:
 def _show_attempt(
     inventory: Inventory, variables: Variables, printer: LogPrinter, interrupts: Sequence[int]
 ) -> playbooks.Outcome | None:
-    """Print the logs of one attempt; None where it was interrupted."""
+    """Print the logs of one attempt; return None if interrupted."""
     ended = False
     with contextlib.closing(playbooks.Playbook("logs.yml", inventory, variables)) as playbook:
         while not ended:
@@ -175,7 +176,7 @@ def _show_attempt(
 
 
 def _may_restart(outcome: playbooks.Outcome) -> bool:
-    """Return whether the gang failed, just now or while it was followed, and may start again."""
+    """Return whether the gang failed recently or while it was followed, and may restart."""
     job = outcome.result("job_ranks")
     recent = any(
         rank["phase"] not in records.FINAL_PHASES or rank["idle"] < RESTART_WAIT

@@ -1,4 +1,4 @@
-"""The command line: ``python -m train COMMAND``, see ``--help``, also for the exit codes."""
+"""The command line: ``python -m train COMMAND``. ``--help`` also lists the exit codes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from train.gang.packages.requested import NEXT_TO_SCRIPT
 from train.gang.plan.ranks import PlanError, check_id
 from train.host import faults, records
 
-#: A command: it gets the parsed command line and the variables of ``-e``, and returns an exit code.
+#: A command: takes the parsed command line and the variables of ``-e``, returns an exit code.
 _Handler = Callable[[argparse.Namespace, Variables], int]
 
 
@@ -51,10 +51,10 @@ def _parts(text: str) -> list[str]:
 
 
 class _Help(argparse.HelpFormatter):
-    """Help whose first line names no option: they are listed below it."""
+    """Help whose usage line names no options: they are listed below it."""
 
     def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: Any = None) -> None:
-        """Add the first line."""
+        """Add the usage line."""
         shown = [action for action in actions if not action.option_strings]
         if len(shown) < len(actions):
             shown.insert(0, argparse.Action([], "options", metavar="[options]"))
@@ -62,7 +62,7 @@ class _Help(argparse.HelpFormatter):
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that knows its commands, and whose errors are not hidden below a list of options."""
+    """A parser that knows its commands. A list of options does not hide its errors."""
 
     commands: Mapping[str, _Parser] = {}
 
@@ -70,13 +70,13 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(formatter_class=_Help, **settings)
 
     def error(self, message: str) -> NoReturn:
-        """Print what is wrong and end."""
+        """Print an error and exit."""
         if message.endswith("required: JOB"):
             message += f"; `{suggestions.command('list')}` shows the jobs that there are"
         self.exit(2, f"{self.prog}: {message}\nsee {self.prog} --help\n")
 
     def refuse(self, unknown: str) -> NoReturn:
-        """Refuse an argument that is none, naming the option that is like it."""
+        """Reject an unknown argument; suggest a similar option."""
         if not unknown.startswith("-"):
             self.error(f"unexpected argument {unknown}")
         option = unknown.partition("=")[0]
@@ -85,7 +85,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> _Parser:
-    """Return the parser of the command line; ``handler`` is the function of the command."""
+    """Return the parser of the command line; ``handler`` is the command's function."""
     parser = _Parser(
         prog=PROGRAM,
         description="Trains TensorFlow scripts on the hosts of an Ansible inventory. "
@@ -114,7 +114,7 @@ def build_parser() -> _Parser:
     def add(
         name: str, handler: _Handler, text: str, parent: _Parser = common
     ) -> Callable[..., argparse.Action]:
-        """Add a command, and return what adds an argument to it."""
+        """Add a command, and return the function that adds an argument to it."""
         described = f"{text[0].upper()}{text[1:]}."
         added = subparsers.add_parser(name, parents=[parent], help=text, description=described)
         added.set_defaults(handler=handler)
@@ -200,21 +200,22 @@ def build_parser() -> _Parser:
     return parser
 
 
-#: Commands about a job, which need no ``-i`` in the clone that started it, and those of them that
-#: take the newest job of the clone if none is named.
+#: Commands about a job, which need no ``-i`` in the clone that started it, and those that use the
+#: newest job of the clone by default.
 _ABOUT_A_JOB = ("attach", "restart", "status", "logs", "stop", "report", "tensorboard")
 _NEWEST_IF_UNNAMED = ("attach", "status", "logs", "report")
 
 
 def choose_hosts(args: argparse.Namespace, variables: dict[str, Any]) -> dict[str, Any]:
-    """Choose the job, if a command that may leave it out names none, and the inventory and
-    connection options that it was started with, if the command line has no inventory.
+    """Choose the newest job if none is named, and by default its inventory and connection options.
+
+    Only commands for which these may be left out are affected.
 
     Returns:
         the variables, with those of the connection.
 
     Raises:
-        PlanError: no job is named, and there is none here.
+        PlanError: no job is named, and none is known here.
     """
     if args.command not in _ABOUT_A_JOB:
         return variables
@@ -225,7 +226,7 @@ def choose_hosts(args: argparse.Namespace, variables: dict[str, Any]) -> dict[st
         job = args.job = inventories.newest(runs_dir, args.inventory)
         if job:
             complain(args.command, f"job {job}, the newest one in {runs_dir}")
-        elif args.command != "status":  # which asks the hosts for their newest
+        elif args.command != "status":  # status asks the hosts for the newest
             raise PlanError(
                 f"there is no job in {runs_dir}: name one; `{suggestions.command('list')}` shows "
                 "those on the hosts"
@@ -246,9 +247,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         completion.complete(parser)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal may know fewer characters
+        sys.stdout.reconfigure(errors="replace")  # the terminal may support fewer characters
     given = list(sys.argv[1:] if arguments is None else arguments)
-    # What follows the first -- belongs to the script, whatever it looks like.
+    # Arguments after the first -- belong to the script.
     cut = given.index("--") if "--" in given else len(given)
     suggesting.note_typed(given[:cut])
     if given and given[0] not in parser.commands:
@@ -280,7 +281,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return Exit.LEFT
     except BrokenPipeError:
-        # Whoever read the output has seen enough; Python would complain again at its end.
+        # The reader closed the pipe. Without this, Python would report the error again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.COMPLETED
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What the commands share: exit codes, messages, tables, and how they take interrupts."""
+"""Code that the commands share: exit codes, messages, tables and interrupts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rich.text import Text
 
 from train.cli.playbooks import Outcome
 
-#: How messages name this program; suggested commands are made elsewhere, with all that they need.
+#: The name of this program in messages. Suggested commands are made elsewhere, with all options.
 PROGRAM = "python -m train"
 
 
 class Exit(IntEnum):
-    """Exit codes, named for the state in which a job ended; see ``python -m train --help``."""
+    """Exit codes, named after the final states of jobs; see ``python -m train --help``."""
 
     COMPLETED = 0
     FAILED = 1
@@ -32,18 +32,18 @@ class Exit(IntEnum):
 
 
 def complain(command: str, text: str) -> None:
-    """Print what is wrong to standard error."""
+    """Print an error to standard error."""
     print(f"{PROGRAM} {command}: {text}", file=sys.stderr)
 
 
 def announce(command: str, text: str) -> None:
-    """Print what a command begins to do, if it takes seconds, to standard error."""
+    """Print the start of a command that takes seconds to standard error."""
     print(f"{PROGRAM} {command}: {text} ...", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def noted_interrupts() -> Iterator[list[int]]:
-    """Yield a list to which interrupts are added instead of raised in the middle of anything."""
+    """Yield a list that collects interrupts instead of raising them at any point."""
     seen: list[int] = []
     signums = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {signum: signal.signal(signum, lambda s, _: seen.append(s)) for signum in signums}
@@ -55,7 +55,7 @@ def noted_interrupts() -> Iterator[list[int]]:
 
 
 def exit_code(outcome: Outcome, command: str) -> int:
-    """Report what failed in a playbook and return the exit code."""
+    """Report the failures of a playbook and return the exit code."""
     for line in outcome.messages:
         complain(command, line)
     if outcome.unreachable:
@@ -66,7 +66,7 @@ def exit_code(outcome: Outcome, command: str) -> int:
 def print_table(
     header: Sequence[str], rows: Sequence[Sequence[str | Text]], width: int | None
 ) -> None:
-    """Print rows under their header; on a terminal a state has its colour."""
+    """Print rows under their header; on a terminal, states are coloured."""
     table = Table(*header, box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
     for row in rows:
         table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))

@@ -1,4 +1,4 @@
-"""A self-contained page of tables and charts: it can be mailed, kept and printed."""
+"""A self-contained page of tables and charts that can be mailed, archived and printed."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from typing import Any
 from train.gang import lines
 from train.host import records
 
-#: What a page draws: ``title``, ``traces`` and ``layout`` as Plotly takes them; ``wide`` or not.
+#: A chart: ``title``, ``traces`` and ``layout`` for Plotly; whether it is ``wide``.
 Chart = dict[str, Any]
-#: A place on a chart's horizontal axis, and its name.
+#: A position on a chart's horizontal axis, and its name.
 Mark = tuple[float, str]
 Points = Sequence[tuple[float, float]]
-#: Points of a chart at most, more are thinned evenly; and those that are marked.
+#: Maximum numbers of points in a chart (more are thinned evenly) and of points with markers.
 _POINTS, _MARKED = 10_000, 500
-#: Characters of the arguments of a script.
+#: Maximum number of characters of a script's arguments.
 _LONGEST = 10_000
 
 
 def write(path: Path, template: str, charts: Sequence[Chart], **values: Any) -> Path:
-    """Write a page, which loads nothing from a network, by a template here; return its path."""
-    import jinja2  # here, as every command would wait for it
+    """Write a page that loads nothing from a network, by a template here; return its path."""
+    import jinja2  # here because every command would wait for it
 
-    # All that is inserted is escaped.
+    # All inserted text is escaped.
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -47,7 +47,7 @@ def write(path: Path, template: str, charts: Sequence[Chart], **values: Any) -> 
 
 
 def _when(seconds: float | None) -> str:
-    """Return a time as text, in UTC; nothing where it is not known."""
+    """Format a time in UTC; return an empty text if it is unknown."""
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds)) if seconds else ""
 
 
@@ -57,7 +57,7 @@ def curves(
     x_title: str = "step",
     marks: Sequence[Mark] = (),
 ) -> Chart:
-    """Return a chart of a curve for each name."""
+    """Return a chart with a curve for each name."""
     traces = []
     few = sum(map(len, points.values())) <= _MARKED
     for name, known in points.items():
@@ -69,7 +69,7 @@ def curves(
 
 
 def _thinned(points: Points, most: int) -> Points:
-    """Return about ``most`` of the points, the last one among them."""
+    """Return about ``most`` of the points, including the last one."""
     stride = -(-len(points) // most)
     kept = points[::stride]
     return kept if kept[-1] == points[-1] else [*kept, points[-1]]
@@ -83,11 +83,11 @@ def bars(
     marks: Sequence[Mark] = (),
     **more: Any,
 ) -> Chart:
-    """Return a chart of a row for each name, the first one on top."""
+    """Return a chart with a row for each name, the first one on top."""
     layout = {
         "barmode": "stack", "height": 110 + (26 if len(names) <= 12 else 20) * len(names),
         "xaxis": {"title": {"text": x_title}, "rangemode": "nonnegative"},
-        # Plotly orders rows by the traces that come first, and leaves names out where it is narrow.
+        # By default, Plotly orders rows by the first traces, and leaves out names if narrow.
         "yaxis": {
             "autorange": "reversed", "automargin": True, "dtick": 1, "showgrid": False,
             "categoryorder": "array", "categoryarray": names,
@@ -99,7 +99,7 @@ def bars(
 
 
 def _marked(marks: Sequence[Mark]) -> Chart:
-    """Return what of a layout draws a named line from top to bottom at each of the places."""
+    """Return the parts of a layout that draw a named vertical line at each position."""
     return {
         "shapes": [
             {"type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1,

@@ -1,6 +1,4 @@
-"""Runs one of the repository's playbooks through ansible-runner; host keys stay checked, whatever
-its default is.
-"""
+"""Runs the repository's playbooks with ansible-runner, always with host keys checked."""
 
 from __future__ import annotations
 
@@ -27,17 +25,17 @@ from train.gang.login_failures import LoginFailure
 from train.gang.records import Result
 from train.gang.scratch import Scratch
 
-#: The module after whose task ranks may run on the hosts.
+#: After the task of this module, ranks may run on the hosts.
 START = "rank_start"
-#: Calls whose result may have how an attempt, or the job, ended.
+#: Calls whose results may report the end of an attempt or the job.
 _ENDS = ("await_restart", "judge_refusal", "report")
-#: Calls that each attempt makes again, and whose results are about it.
+#: Calls that each attempt repeats, and whose results concern only that attempt.
 _OF_ATTEMPT = ("lock_packages", "plan")
-#: Results of a task, by inventory host.
+#: Results of a task by inventory host.
 ByHost = dict[str, dict[str, Any]]
 
-#: Runs ansible-playbook so that it ends when this process does, however that ends: nobody would
-#: read its output, and whoever attaches to the job would find it followed already.
+#: Runs ansible-playbook so that it always ends with this process. Otherwise its output would be
+#: lost, and users who attach to the job would find that it is already followed.
 _BOUND = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
@@ -46,8 +44,8 @@ if os.getppid() == int(sys.argv[1]):
 """
 
 
-#: Ansible's settings that a user's environment may have: how hosts are reached, where inventories,
-#: passwords and plugins for them come from. All others could change what a job does or reports.
+#: Ansible settings that a user's environment may contain: how hosts are reached, and the sources
+#: of inventories, passwords and their plugins. Others could change a job or its reports.
 _KEPT_SETTINGS = re.compile(
     r"ANSIBLE_(?:"
     r"(?:SSH|SFTP|SCP|PARAMIKO|PERSISTENT|CONNECTION|REMOTE|DOCKER|PODMAN|LIBSSH)_\w+|"
@@ -60,24 +58,24 @@ _KEPT_SETTINGS = re.compile(
     r"SHELL_ALLOW_WORLD_READABLE_TEMP|SYSTEM_TMPDIRS"
     r")"
 )
-#: Those that this module or ansible-runner sets.
+#: Settings that this module or ansible-runner sets.
 _SET_HERE = (
     *("ANSIBLE_CALLBACK_PLUGINS", "ANSIBLE_CONFIG", "ANSIBLE_HOST_KEY_CHECKING"),
     *("ANSIBLE_LOCAL_TEMP", "ANSIBLE_RETRY_FILES_ENABLED", "ANSIBLE_STDOUT_CALLBACK"),
 )
-#: How an error begins in the output of ansible-playbook.
+#: The start of an error in the output of ansible-playbook.
 _ERROR = re.compile(r"\[?ERROR\]?\b")
-#: What runs on this machine, for all hosts or with a message that names the host: the one that the
-#: task ran for is not the subject.
+#: Modules that run on this machine for all hosts, or with a message that names the host. Their
+#: failures are not about the host that the task ran for.
 _ABOUT_ALL = ("gang_call", "assert", "fail")
-#: Seconds in which hosts whose login takes long are gathered for one line.
+#: Seconds for which to collect hosts with slow logins into one line.
 _TOGETHER_S = 1.0
-#: Lines of an error that are shown.
+#: Maximum number of lines of an error to show.
 _ERROR_LINES = 20
 
 
 def foreign_settings(environment: Mapping[str, str]) -> list[str]:
-    """Return the names of Ansible's settings in an environment that are not for a job."""
+    """Return the names of Ansible settings in an environment that jobs must not use."""
     return [
         name
         for name in environment
@@ -89,8 +87,9 @@ def foreign_settings(environment: Mapping[str, str]) -> list[str]:
 
 
 def usable_locale() -> dict[str, str]:
-    """Return what the environment lacks for a locale that Ansible accepts: one that is installed,
-    and whose encoding is UTF-8.
+    """Return variables for a locale that Ansible accepts, if the environment has none.
+
+    Such a locale is installed and has the encoding UTF-8.
     """
     before = locale.setlocale(locale.LC_ALL)
     try:
@@ -105,7 +104,7 @@ def usable_locale() -> dict[str, str]:
 
 
 def last_lines_of(output: str) -> list[str]:
-    """Return what ansible-playbook printed of its error, or else its last lines."""
+    """Return the error that ansible-playbook printed, or else its last lines."""
     lines = [line for line in map(reports.bounded, output.splitlines()) if line.strip()]
     first = next((number for number, line in enumerate(lines) if _ERROR.match(line)), None)
     return lines[-3:] if first is None else lines[first : first + _ERROR_LINES]
@@ -113,37 +112,36 @@ def last_lines_of(output: str) -> list[str]:
 
 @dataclass
 class Outcome:
-    """The outcome of a playbook, as far as it has come."""
+    """The outcome of a playbook so far."""
 
     code: int | None = None  # the exit code of ansible-playbook; None while it runs
-    #: Hosts, by a failed task's message; none where the message is not about the task's host.
+    #: Hosts by the message of a failed task; empty if the message is not about the task's host.
     failures: dict[str, list[str]] = field(default_factory=dict)
     unreachable: dict[str, LoginFailure] = field(default_factory=dict)  # by host
-    waiting: list[str] = field(default_factory=list)  # hosts whose login takes long
+    waiting: list[str] = field(default_factory=list)  # hosts with slow logins
     waiting_since: float = 0.0  # when the first of them was added (monotonic clock)
-    results: dict[str, ByHost] = field(default_factory=dict)  # by what a task calls, see call_of
-    #: What the role wrote last of how the job ended; another attempt may follow.
+    results: dict[str, ByHost] = field(default_factory=dict)  # by key of the task, see call_of
+    #: The role's last report on how the job ended; another attempt may follow.
     ended: Result | None = None
-    is_down: bool = False  # an attempt has failed, and no rank of the next one was started yet
-    # Names of tasks that have begun, for people, and warnings, each once: who shows them removes
-    # them.
+    is_down: bool = False  # an attempt has failed, and no rank of the next one has started
+    # Names of started tasks, for people, and warnings, each once. Displays remove what they show.
     tasks: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    called: set[str] = field(default_factory=set)  # what the tasks called that have begun
-    calling: str = ""  # what the last one of them calls
+    called: set[str] = field(default_factory=set)  # keys of the tasks that have started
+    calling: str = ""  # the key of the last one
     last_lines: list[str] = field(default_factory=list)  # of the output, once it has ended
-    left_running: bool = False  # the watch has ended without the job
-    stopped: str = ""  # how the job was stopped while it waited, in words after its name
+    left_running: bool = False  # the watch has ended but the job has not
+    stopped: str = ""  # how the job was stopped while it waited: text after its name
 
     def note_start(self, module: str) -> None:
-        """Note that a task begins that uses a module."""
+        """Record the start of a task that uses a module."""
         self.calling = module
         self.called.add(module)
         if module == START:
             self.is_down = False
 
     def note_end(self, ended: Result) -> None:
-        """Note how an attempt, or the job, ended; what was known of the attempt is forgotten."""
+        """Record how an attempt or the job ended, and discard what is known about the attempt."""
         self.ended = ended
         if ended["restart"]:
             self.is_down = True
@@ -153,17 +151,18 @@ class Outcome:
             self.forget_failures()
 
     def forget_failures(self) -> None:
-        """Forget what failed, because the role continues after it."""
+        """Discard the failures, because the role continues after them."""
         self.failures.clear()
         self.unreachable.clear()
 
     def result(self, call: str) -> dict[str, Any]:
-        """Return the result of a task that runs once; empty where it did not."""
+        """Return the result of a task that runs once; empty if it did not run."""
         return next(iter(self.results.get(call, {}).values()), {})
 
     def take_waiting(self) -> list[str]:
-        """Return a line about the hosts whose login takes long, and forget them. Hosts of which
-        that is known at about the same time are in one line.
+        """Return a line about the hosts with slow logins, and forget them.
+
+        Hosts that were reported at about the same time share a line.
         """
         if time.monotonic() - self.waiting_since < _TOGETHER_S:
             return []
@@ -172,7 +171,7 @@ class Outcome:
 
     @property
     def messages(self) -> list[str]:
-        """The messages of all failures, each once; of a playbook that broke off, its last lines."""
+        """The messages of all failures, each once; if the playbook crashed, its last lines."""
         unreachable = login_failures.merged(self.unreachable)
         failed = [
             f"{login_failures.names_of(hosts)}: {text}" if hosts else text
@@ -183,7 +182,7 @@ class Outcome:
 
 
 def call_of(data: Mapping[str, Any]) -> str:
-    """Return the key of the task of an event: the call that its result names, or its module."""
+    """Return the key of an event's task: the call that its result names, or its module."""
     result = data.get("res")
     call = result.get("call") if isinstance(result, dict) else None
     return str(call or module_of(data))
@@ -195,7 +194,7 @@ def module_of(data: Mapping[str, Any]) -> str:
 
 
 class Playbook:
-    """A playbook of playbooks/ in the background; FileNotFoundError: there is no such inventory."""
+    """A playbook of playbooks/ in the background; raises FileNotFoundError without inventory."""
 
     def __init__(
         self, name: str, inventory: Inventory, variables: Variables, check: bool = False
@@ -206,7 +205,7 @@ class Playbook:
         self._pid: int | None = None
         self._cancelled = False
         self._warned: set[str] = set()
-        # One that is used again hands variables of the run before on.
+        # A folder that is used again would pass on variables of the previous run.
         self._folder = Scratch("runner")
         self._private = private = self._folder.path
         try:
@@ -222,8 +221,8 @@ class Playbook:
         words = [sys.executable, "-S", "-E", "-c", _BOUND, str(os.getpid()), program]
         bound = private / "bin" / "ansible-playbook"
         bound.parent.mkdir()
-        # ansible-runner would have the callback that a user has chosen print the output. Python
-        # without a buffer would read the modules that run on this machine byte by byte.
+        # ansible-runner would let the user's callback print the output. With PYTHONUNBUFFERED,
+        # Python would read modules that run on this machine byte by byte.
         unset = ["ORIGINAL_STDOUT_CALLBACK", "PYTHONUNBUFFERED", *foreign_settings(os.environ)]
         lines = ["#!/bin/sh", shlex.join(["unset", *unset]), f'exec {shlex.join(words)} "$@"']
         bound.write_text("\n".join([*lines, ""]), encoding="utf-8")
@@ -239,7 +238,7 @@ class Playbook:
                 "ANSIBLE_CALLBACK_PLUGINS": "",
                 "ANSIBLE_CONFIG": str(REPOSITORY / "ansible.cfg"),
                 "ANSIBLE_HOST_KEY_CHECKING": "True",
-                # Modules and their arguments may be written there.
+                # Modules and their arguments may be written here.
                 "ANSIBLE_LOCAL_TEMP": str(private / "tmp"),
                 "PATH": f"{bound.parent}{os.pathsep}{path}",
             },
@@ -250,7 +249,7 @@ class Playbook:
         )
 
     def _on_event(self, event: dict[str, Any]) -> bool:
-        """Take one event of ansible-runner; False keeps it from piling up on the disk."""
+        """Process an event of ansible-runner; return False, so that it is not kept on disk."""
         self._pid = event.get("pid") or self._pid
         self._note_waiting(str(event.get("stdout", "")))
         if self._echoes and event.get("stdout"):
@@ -297,19 +296,19 @@ class Playbook:
             self.outcome.waiting.append(reports.bounded(host))
 
     def _remove_secrets(self) -> None:
-        """Remove passwords and variables: ansible-playbook has read them when it begins to play."""
+        """Remove passwords and variables; ansible-playbook reads them before the first play."""
         for path in (*self._private.glob(f"{PASSWORD_FILE}*"), self._private / "env/extravars"):
             path.unlink(missing_ok=True)
 
     def wait(self, seconds: float) -> bool:
-        """Wait at most ``seconds``; return whether it has ended."""
+        """Wait up to ``seconds``; return whether the playbook has ended."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
     def close(self, log: Path | None = None) -> Outcome:
-        """End the playbook, but not what runs on hosts, and keep its output in ``log``."""
-        # TERM to ansible-playbook ends its workers with it; ansible-runner's own way of cancelling
-        # leaves one orphan a host.
+        """End the playbook, but no processes on hosts, and save its output in ``log``."""
+        # TERM makes ansible-playbook end its workers. ansible-runner's own cancellation leaves one
+        # orphan per host.
         while self._thread.is_alive():
             if self._pid is None:
                 self._cancelled = True  # nothing has started yet
@@ -319,7 +318,7 @@ class Playbook:
             self._thread.join(0.5)
         self.outcome.code = self._runner.rc
         with contextlib.suppress(OSError, ansible_runner.AnsibleRunnerException):
-            text = self._runner.stdout.read()  # there is none where it ended before a first line
+            text = self._runner.stdout.read()  # closed if it ended before the first line
             self.outcome.last_lines = last_lines_of(text)
             if log is not None:
                 log.write_text(text, encoding="utf-8")
@@ -330,7 +329,7 @@ class Playbook:
 def run_playbook(
     name: str, inventory: Inventory, variables: Variables, check: bool = False
 ) -> Outcome:
-    """Run a playbook to its end, also where an interrupt is raised; arguments: see ``Playbook``."""
+    """Run a playbook to its end. An interrupt ends it, too. For the arguments see ``Playbook``."""
     with contextlib.closing(Playbook(name, inventory, variables, check)) as playbook:
         while not playbook.wait(0.25):
             for line in playbook.outcome.take_waiting():

@@ -1,5 +1,6 @@
-"""Pages about one job and about what differs between two: ``python -m train report`` and
-``compare``. They are made of the files of the jobs' folders alone (docs/formats.md).
+"""Pages about one job and about differences between two: ``python -m train report``, ``compare``.
+
+They are built only from the files in the jobs' folders (docs/formats.md).
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ from train.gang.watch.stragglers import rates
 from train.host import records, tail, terminal
 from train.host.records import Progress
 
-#: Characters of a rank's progress that a page is made of.
+#: Maximum number of characters to read of a rank's progress file.
 _MAX_PROGRESS = 1 << 23
 _T = TypeVar("_T")
-#: The points of curves, by the name and the attempt of each.
+#: The points of curves by name and attempt.
 _Points = dict[tuple[str, int], list[tuple[float, float]]]
-#: The name of a curve.
+#: Name of the curve.
 SPEED = "examples per second"
-#: The title of an axis.
+#: Title of the time axis.
 _SINCE = "seconds since the first record"
-#: Lines of a log's end, and characters of each.
+#: Maximum number of lines from the end of a log, and of characters in each.
 _LOG_LINES, _LOG_WIDTH = 40, 500
-#: Bytes that are read for them.
+#: Bytes to read for them.
 _LOG_BYTES = 64 * 1024
-#: What a rank does, in the order of the legend.
+#: The activities of a rank, in the order of the legend.
 _COLOURS = {
     "starting": "#9aa5b1",
     "loading": "#b7a0d8",
@@ -55,10 +56,10 @@ _PARTS = {
     "exchange_ms": ("exchange and wait for others", "#d9a441"),
     "input_ms": ("wait for examples", "#b7a0d8"),
 }
-#: Of the curves of an attempt.
+#: Colours of an attempt's curves.
 _ATTEMPTS = ("#3b82c4", "#d9822b", "#3aa17e", "#8e63b8", "#d0453e", "#8c6d5a", "#d65fa3", "#9aa5b1")
 
-#: Fields of a manifest that say what was run, and where.
+#: Fields of a manifest that describe what was run and where.
 _FIELDS = (
     *(
         "script",
@@ -73,39 +74,39 @@ _FIELDS = (
     ),
     *("ranks", "hosts", "environment_names", "environment_differs", "policy"),
 )
-#: Those among them that a person can act on, and their names for people. Hosts have their own line.
+#: Differences that users can act on, and their names. Hosts have a separate line.
 _SHOWN = {
     **{name: name for name in ("script", "arguments", "rank_arguments", "include", "git")},
     **{"code_sha256": "code", "versions": "versions", "keras": "keras", "seed": "seed"},
     **{"environment_names": "environment", "environment_differs": "environment_differs"},
 }
-#: Characters of a hash, and hosts by name, that are shown to people.
+#: Maximum numbers of characters of a hash and of host names to show.
 _SHORT_HASH, _SHOWN_HOSTS = 12, 3
-#: What does not count: which GPUs were busy, and where a machine's namespaces are.
+#: Fields to ignore: which GPUs were busy, and the namespaces of a machine.
 _PASSING = {"gpus_busy", "machine"}
-#: The part of the better job's best accuracy whose time is compared.
+#: The fraction of the better job's best accuracy to reach; the time until then is compared.
 _NEARLY = 0.99
-#: Characters of a value that are compared.
+#: Maximum number of characters of a value to compare.
 _LONGEST = 65_536
 
-#: A value by step, with the seconds until then.
+#: Values by step, with the seconds until then.
 Curve = dict[int, tuple[float, float]]
 
 
 class Attempt(TypedDict):
-    """One attempt of a job, with what its files have of each task."""
+    """An attempt of a job, with the contents of its files by task."""
 
     number: int
-    planned_at: float | None  # s; None where it is not known
+    planned_at: float | None  # s; None if unknown
     result: Result | None
     steps: list[int]
     progress: dict[str, list[Progress]]
-    logs: dict[str, str]  # the end of each
+    logs: dict[str, str]  # the end of each log
     load: dict[str, list[Load]]
 
 
 def write(run_dir: Path) -> Path:
-    """Write the page into the job's folder and return its path; raises as ``read`` does."""
+    """Write the page into the job's folder and return its path; raise the errors of ``read``."""
     manifest, attempts = read(run_dir)
     result = attempts[-1]["result"]
     times = [record["t"] for record in all_records(attempts) if "t" in record]
@@ -123,7 +124,7 @@ def write(run_dir: Path) -> Path:
 
 
 def read(run_dir: Path) -> tuple[Manifest, list[Attempt]]:
-    """Return a job's manifest, and its attempts in order; FileNotFoundError: it is not here."""
+    """Return a job's manifest and its attempts in order; raise FileNotFoundError if missing."""
     manifest = read_manifest(run_dir)
     if manifest is None:
         attach = suggestions.command("attach", job=run_dir.name)
@@ -152,14 +153,15 @@ def read(run_dir: Path) -> tuple[Manifest, list[Attempt]]:
 
 
 def _by_task(paths: Iterable[Path], read: Callable[[Path], _T]) -> dict[str, _T]:
-    """Return what ``read`` returns for each rank's file, by task."""
+    """Return the result of ``read`` for each rank's file, by task."""
     in_order = sorted(paths, key=lambda path: records.task_order(path.stem))
     return {path.stem: read(path) for path in in_order}
 
 
 def _read_progress(path: Path) -> list[Progress]:
-    """Return the records of a file, without those whose time is NaN or infinite. Of a file that is
-    too large, every second line or fewer are read, the last one included.
+    """Return the records of a file, except those whose time is NaN or infinite.
+
+    If the file is too large, skip lines at regular intervals, but not the last one.
     """
     text = path.read_text("utf-8", errors="replace")
     every = 1 + len(text) // _MAX_PROGRESS
@@ -169,7 +171,7 @@ def _read_progress(path: Path) -> list[Progress]:
 
 
 def _read_load(path: Path) -> list[Load]:
-    """Return the lines of a file, without those that a full disk has cut."""
+    """Return the lines of a file, except those that were cut off on a full disk."""
     found = []
     for line in path.read_text("utf-8").splitlines():
         with contextlib.suppress(ValueError):
@@ -178,7 +180,7 @@ def _read_load(path: Path) -> list[Load]:
 
 
 def _tail(path: Path) -> str:
-    """Return the last lines of a log; of a progress bar its last state."""
+    """Return the last lines of a log; of a progress bar, only the last state."""
     last = terminal.lines_of(tail.read_last(str(path), _LOG_BYTES))[-_LOG_LINES:]
     return "\n".join(records.clean(line, _LOG_WIDTH) for line in last).strip("\n")
 
@@ -196,7 +198,7 @@ def _duration(seconds: float) -> str:
 
 
 def values(record: Progress) -> dict[str, float]:
-    """Return what a record has of loss, metrics and speed, without NaN and infinities."""
+    """Return loss, metrics and speed in a record, without NaN and infinities."""
     named = {
         "loss": record.get("loss"),
         **record.get("metrics", {}),
@@ -206,7 +208,7 @@ def values(record: Progress) -> dict[str, float]:
 
 
 def _curves(attempts: Sequence[Attempt]) -> Iterator[Chart]:
-    """Yield a chart for the loss and one for each metric and the speed, over the steps."""
+    """Yield charts of the loss, each metric and the speed over the steps."""
     charts: dict[str, _Points] = defaultdict(lambda: defaultdict(list))
     for attempt in attempts:
         for task, seen in attempt["progress"].items():
@@ -218,7 +220,7 @@ def _curves(attempts: Sequence[Attempt]) -> Iterator[Chart]:
 
 
 def _chart(title: str, points: _Points, x_title: str, attempts: Sequence[Attempt]) -> Chart:
-    """Return a chart of curves; those of one of several attempts have one colour and name."""
+    """Return a chart of curves; with several attempts, those of each share a colour and name."""
     several, shown = len(attempts) > 1, set()
     named = {f"{n}, attempt {a}" if several else n: curve for (n, a), curve in points.items()}
     chart = page.curves(title, named, x_title)
@@ -234,15 +236,15 @@ def _chart(title: str, points: _Points, x_title: str, attempts: Sequence[Attempt
 
 
 def _began(attempts: Sequence[Attempt]) -> float:
-    """Return the time of the first record; 0 where none has a time."""
+    """Return the time of the first record, or 0 if none has a time."""
     progress = [record["t"] for record in all_records(attempts) if "t" in record]
     load = [seen[0]["t"] for a in attempts for seen in a["load"].values() if seen]
     return min([*progress, *load], default=0.0)
 
 
 def _timeline(attempts: Sequence[Attempt]) -> Iterator[Chart]:
-    """Yield a chart of what each rank did when: one bar for each of its phases."""
-    # Row, begin and length of each bar, by phase.
+    """Yield a timeline of the ranks: one bar for each of their phases."""
+    # Row, start and length of each bar, by phase.
     spans: dict[str, list[tuple[str, float, float]]] = defaultdict(list)
     began = _began(attempts)
     for attempt in attempts:
@@ -283,7 +285,7 @@ def _failed(attempt: Attempt, task: str) -> bool:
 
 
 def _step_times(attempt: Attempt) -> Iterator[Chart]:
-    """Yield a chart of where a step's time goes in each rank, if the script reports it."""
+    """Yield a chart of how each rank spends the time of a step, if the script reports it."""
     means: dict[str, dict[str, float]] = {}
     for task, seen in attempt["progress"].items():
         timed = [record["step_time"] for record in seen if record.get("step_time")]
@@ -299,7 +301,7 @@ def _step_times(attempt: Attempt) -> Iterator[Chart]:
 
 
 def _loads(attempts: Sequence[Attempt]) -> Iterator[Chart]:
-    """Yield charts of how busy the hosts, their GPUs and the ranks were."""
+    """Yield charts of the load of hosts, GPUs and ranks."""
     began = _began(attempts)
     titles = ("Cores that a rank used", "Busy cores of a rank's host, %", "Busy GPUs, %")
     charts: dict[str, _Points] = {title: defaultdict(list) for title in titles}
@@ -327,7 +329,7 @@ def _loads(attempts: Sequence[Attempt]) -> Iterator[Chart]:
 
 @dataclass(frozen=True)
 class Metric:
-    """A value of two jobs, by its curve in each; one that does not report it has no points."""
+    """A value of two jobs: a curve for each, without points if the job does not report it."""
 
     name: str
     curves: tuple[Curve, Curve]
@@ -339,14 +341,14 @@ class Metric:
 
     @property
     def wanted(self) -> float | None:
-        """Of an accuracy, nearly the best value of both."""
+        """For an accuracy, a value just below the best of both jobs."""
         if "accuracy" not in self.name or not all(self.curves):
             return None
         return _NEARLY * max(value for curve in self.curves for value, _ in curve.values())
 
     @property
     def reached(self) -> list[float | None]:
-        """The seconds after which each job had that; None for never."""
+        """Seconds until each job reached ``wanted``; None if it never did."""
         wanted = self.wanted or math.inf
         return [
             min((at for value, at in curve.values() if value >= wanted), default=None)
@@ -359,23 +361,24 @@ class Comparison:
     """Two jobs side by side."""
 
     jobs: tuple[str, str]
-    differences: list[tuple[str, str, str]]  # name and two texts of each value that differs
-    hosts: tuple[str, str]  # the ranks and hosts of each, in a few words
-    losses: str  # where their losses part, in words
-    parted: int | None  # and from which step on, if they do
-    metrics: list[Metric]  # what at least one of them reports
+    differences: list[tuple[str, str, str]]  # name, and the texts of both values
+    hosts: tuple[str, str]  # a summary of each job's ranks and hosts
+    losses: str  # a sentence on where their losses diverge
+    parted: int | None  # the first step at which they do, if any
+    metrics: list[Metric]  # reported by at least one of them
 
 
 def _differences(first: Manifest, second: Manifest) -> list[tuple[str, str, str]]:
     flat = [dict(_flat("", {name: job.get(name) for name in _FIELDS})) for job in (first, second)]
-    # In the order of the fields.
+    # Ordered like the fields.
     rows = [(name, *(job.get(name, "-") for job in flat)) for name in {**flat[0], **flat[1]}]
     return [(name, a, b) for name, a, b in rows if a != b]
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Yield the values within ``value`` by dotted names, without None; lists of plain values stay
-    whole.
+    """Yield the values within ``value`` by dotted names, without None.
+
+    Lists of plain values are not split.
     """
     if value is None:
         return
@@ -391,7 +394,7 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _curve(attempts: list[Attempt], name: str) -> Curve:
-    """Return a value of the first rank that reports it, of the later attempt where two overlap."""
+    """Return a value of the first rank that reports it; later attempts win where steps overlap."""
     found: Curve = {}
     began: float | None = None
     for attempt in attempts:
@@ -407,7 +410,7 @@ def _curve(attempts: list[Attempt], name: str) -> Curve:
 
 
 def compare(first: Path, second: Path) -> Comparison:
-    """Return what differs between the jobs of two folders; raises as ``read`` does."""
+    """Compare the jobs in two folders; raise the errors of ``read``."""
     manifests, attempts = zip(*(read(folder) for folder in (first, second)), strict=True)
     seen = all_records([*attempts[0], *attempts[1]])
     names = dict.fromkeys(name for record in seen for name in values(record))
@@ -421,7 +424,7 @@ def compare(first: Path, second: Path) -> Comparison:
 
 
 def _hosts(manifest: Manifest) -> str:
-    """Return how many ranks ran on which hosts; of many hosts, the first ones are named."""
+    """Return the number of ranks and their hosts; if there are many, only the first are named."""
     ranks = manifest["ranks"]
     hosts = list(dict.fromkeys(str(rank["host"]) for rank in ranks))
     named = ", ".join(hosts[:_SHOWN_HOSTS])
@@ -433,7 +436,7 @@ def _hosts(manifest: Manifest) -> str:
 
 
 def _for_people(found: Comparison) -> list[tuple[str, str, str]]:
-    """Return the differences that a person can act on; all of the hosts' are one."""
+    """Return the differences that users can act on, with all those of the hosts as one."""
     shown = []
     for name, *texts in found.differences:
         field, dot, rest = name.partition(".")
@@ -446,7 +449,7 @@ def _for_people(found: Comparison) -> list[tuple[str, str, str]]:
 
 
 def text_of(found: Comparison, everything: bool = False) -> str:
-    """Return a comparison in lines: what a person can act on, or ``everything`` that differs."""
+    """Format a comparison as text: what users can act on, or ``everything``."""
     said = [" and ".join(found.jobs)]
     shown = found.differences if everything else _for_people(found)
     said += [f"  {name}: {a} | {b}" for name, a, b in shown]
@@ -467,7 +470,7 @@ def text_of(found: Comparison, everything: bool = False) -> str:
 
 
 def write_comparison(found: Comparison, path: Path) -> Path:
-    """Write a comparison as a page and return its path; OSError: it is a folder, or in none."""
+    """Write a comparison as a page and return its path; raise OSError if it cannot be written."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "is a folder: name a file", str(path))
     if not path.parent.is_dir():
@@ -485,7 +488,7 @@ def write_comparison(found: Comparison, path: Path) -> Path:
 
 
 def _charts(found: Comparison) -> Iterator[Chart]:
-    """Yield a chart of each value over the steps, and of each accuracy over the time."""
+    """Yield a chart of each value over the steps, and of each accuracy over time."""
     for metric in found.metrics:
         curves = {job: c for job, c in zip(found.jobs, metric.curves, strict=True) if c}
         points = {job: [(step, c[step][0]) for step in sorted(c)] for job, c in curves.items()}
@@ -501,7 +504,10 @@ def _charts(found: Comparison) -> Iterator[Chart]:
 
 
 def _losses(one: Curve, other: Curve) -> tuple[str, int | None]:
-    """Return where two losses part first, of the steps that both report, in words and as a step."""
+    """Return the first step at which two losses differ, in words and as a number.
+
+    Only steps that both jobs report are compared.
+    """
     shared = sorted(set(one) & set(other))
     if not shared:
         return "loss: no step is reported by both", None

@@ -1,4 +1,4 @@
-"""How the commands that this call suggests reach the same hosts; see train/gang/suggestions.py."""
+"""Connection options for suggested commands of this call; see train/gang/suggestions.py."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from train.cli.ansible_options import AnsibleOptions, Variables
 from train.gang import suggestions
 from train.gang.suggestions import Call
 
-#: Options that concern one command.
+#: Options that apply to one command.
 _OF_ONE_COMMAND = ("--verbose",)
 
 
 def note_typed(words: Sequence[str]) -> None:
-    """Take the options of the command line, without its own name and the script's arguments.
-    Mistakes in it are reported by its parser.
+    """Record the options of the command line, without the command and the script's arguments.
+
+    Mistakes are ignored here, because the parser reports them.
     """
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
     ansible_options.add_options(parser)
@@ -45,9 +46,7 @@ def note_typed(words: Sequence[str]) -> None:
 
 
 def note_kept(job: str, connection: Mapping[str, Any]) -> None:
-    """Take the inventory and the options that a job was started with: the command line has no
-    inventory.
-    """
+    """Record the inventory and options of a job's start, for a command line without ``-i``."""
     call = suggestions.current()
     kept = inventories.options_words(connection)
     kept += suggestions.variable_words(connection["variables"])
@@ -55,7 +54,7 @@ def note_kept(job: str, connection: Mapping[str, Any]) -> None:
 
 
 def call_of(options: AnsibleOptions, variables: Variables) -> Call:
-    """Return the call of the command line; from Python, one that reaches the hosts of a job."""
+    """Return the call of the command line; for the Python API, one that reaches a job's hosts."""
     if suggestions.is_noted():
         return suggestions.current()
     is_default = options.inventory == ansible_options.default_inventory()
@@ -65,6 +64,6 @@ def call_of(options: AnsibleOptions, variables: Variables) -> Call:
 
 
 def _sources(inventory: Sequence[str]) -> list[str]:
-    """Return the options for an inventory: as it was given if the commands are typed here."""
+    """Return the options for an inventory; keep it as given if in the repository."""
     shown = inventory if suggestions.is_here() else [suggestions.shown(one) for one in inventory]
     return [word for source in shown for word in ("-i", source)]

@@ -1,7 +1,7 @@
-"""Logs a job to MLflow (``--mlflow URI``), from the events that a display shows.
+"""Logs a job to MLflow (``--mlflow URI``) from the events that a display shows.
 
-MLflow (requirements/mlflow.txt) is optional and slow to import: a thread of its own imports it and
-talks to it, through a bounded deque. What goes wrong there is a notice, and the job continues.
+MLflow (requirements/mlflow.txt) is optional and slow to import. A separate thread imports and calls
+it, fed by a bounded deque. Its errors become notices, and the job continues.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from train.gang.records import MANIFEST_FILE, Manifest, read_manifest, read_resu
 from train.host import records
 
 SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "file", "databricks")
-#: Where MLFLOW_EXPERIMENT_NAME is not set.
+#: The default for MLFLOW_EXPERIMENT_NAME.
 EXPERIMENT = "tensorflow-ansible"
-#: For MLflow, as far as the user has not set it: it sends no statistics, prints nothing of its own
-#: between a job's events, and gives up soon.
+#: Settings for MLflow, unless the user has set them: send no statistics, print nothing between a
+#: job's events, and give up soon.
 ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
@@ -38,19 +38,19 @@ ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_ALLOW_FILE_STORE": "true",
 }
-#: How an ended job is called there.
+#: MLflow's states of ended jobs.
 STATUSES = {"completed": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 _PHASES = (*records.ALIVE_PHASES, *records.FINAL_PHASES)
 ARTIFACTS = ("report.html", "result.json", "manifest.json")
-#: Events that wait to be logged; the oldest give way.
+#: Maximum number of events to queue; the oldest are dropped.
 WAITING = 10_000
-#: Seconds until it is tried again after a failure, that the end of a job waits for it, and between
-#: two batches of events.
+#: Seconds before a retry after a failure, that the end of a job waits for logging, and between two
+#: batches of events.
 PAUSE, LIMIT, INTERVAL = 15.0, 30.0, 1.0
 
 
 def check(uri: str) -> None:
-    """Raise PlanError where MLflow is not installed, or its URI is none."""
+    """Raise PlanError if MLflow is not installed or its URI is invalid."""
     if uri.partition(":")[0].partition("+")[0] not in SCHEMES:
         raise PlanError(
             f"--mlflow {_masked(uri)} is no tracking URI: it begins with one of "
@@ -63,13 +63,13 @@ def check(uri: str) -> None:
 
 
 def _masked(text: str) -> str:
-    """Return a text without the passwords, queries and fragments of its URLs."""
+    """Return a text without passwords, queries and fragments in its URLs."""
     without_login = re.sub(r"//\S*@", "//***@", text)
     return re.sub(r"([?&;#][\w.%-]+=)[^\s&;#'\")]+", r"\1***", without_login)
 
 
 class TrackedDisplay:
-    """Hands events on to a display, and logs them to MLflow."""
+    """Passes events to a display and logs them to MLflow."""
 
     def __init__(self, display: JsonDisplay, uri: str, run_dir: Path) -> None:
         self._display, self._uri, self._run_dir = display, uri, run_dir
@@ -81,9 +81,9 @@ class TrackedDisplay:
         self._thread.start()
 
     def event(self, event: Event) -> None:
-        """Show one event, and have it logged."""
+        """Show an event and queue it for logging."""
         self._display.event(event)
-        # A job that waits for others may never start.
+        # A job in the queue may never start.
         if event.kind == "restart" or event.data.get("phase") in _PHASES:
             self._events.append(event)
         self._show_troubles(event.job)
@@ -105,7 +105,7 @@ class TrackedDisplay:
             self._display.event(Event("notice", job, "", data))
 
     def _work(self) -> None:
-        """Log what comes until the job has ended; of troubles in a row, the first is reported."""
+        """Log events until the job has ended; of consecutive errors, report only the first."""
         run: _Run | None = None
         pending: deque[Event] = deque(maxlen=WAITING)
         troubled, ended = False, None
@@ -120,7 +120,7 @@ class TrackedDisplay:
                     run.log(pending)
                 pending.clear()
                 troubled = False
-                if run and ended and ended.state in STATUSES:  # what was left goes on
+                if run and ended and ended.state in STATUSES:  # a job that was left goes on
                     run.end(ended)
             except Exception as error:
                 if not troubled:
@@ -130,7 +130,7 @@ class TrackedDisplay:
 
 
 class _Run:
-    """The job's run in MLflow: the one that there is, or a new one."""
+    """The job's run in MLflow: the existing one, or a new one."""
 
     def __init__(self, uri: str, run_dir: Path) -> None:
         manifest = read_manifest(run_dir)
@@ -150,7 +150,7 @@ class _Run:
             experiment = known.experiment_id
         else:
             _, local, path = uri.partition("sqlite:///")
-            # MLflow would keep files in the folder that the command was started in.
+            # By default, MLflow would store files in the current folder.
             folder = (Path(path).absolute().parent / "mlartifacts").as_uri() if local else None
             experiment = self._client.create_experiment(name, artifact_location=folder)
         tags = {"train.job": manifest["job"], "train.created_at": str(manifest["created_at"])}
@@ -172,7 +172,7 @@ class _Run:
                 self._client.set_tag(self._id, f"train.{name}", value)
 
     def log(self, events: Iterable[Event]) -> None:
-        """Log what events hold of the chief, or else of the first worker, and restarts."""
+        """Log restarts and the records of the chief, or else of the first worker."""
         metrics: list[Any] = []
         last = self._last
         for event in events:
@@ -183,7 +183,7 @@ class _Run:
                 at, step = int(1000 * event.data["t"]), last.get("step", last.get("epoch", 0))
                 values = metrics_of(last)
                 if last.get("source") == "console":
-                    # Within an epoch, these may be the values of the epoch before.
+                    # Within an epoch, these may be values of the previous epoch.
                     values = {n: value for n, value in values.items() if value != before.get(n)}
                 metrics += [self._entities.Metric(*value, at, step) for value in values.items()]
         self._client.log_batch(self._id, metrics=metrics)
@@ -201,7 +201,7 @@ class _Run:
 
 
 def params_of(manifest: Manifest) -> dict[str, str]:
-    """Return what a job was started with, as MLflow's params."""
+    """Return a job's start parameters as MLflow params."""
     known: dict[str, Any] = {**manifest}
     params = {name: known[name] for name in ("script", "seed", "keras", "code_sha256")}
     params["arguments"] = shlex.join(manifest["arguments"])
@@ -216,7 +216,7 @@ def params_of(manifest: Manifest) -> dict[str, str]:
 
 
 def metrics_of(progress: Any) -> dict[str, float]:
-    """Return a progress record's numbers, under names that MLflow takes."""
+    """Return the numbers in a progress record under names that MLflow accepts."""
     names = ("epoch", "loss", "examples_per_s", "steps_per_s", "memory_mb")
     values = {name: progress[name] for name in names if progress.get(name) is not None}
     values |= progress.get("metrics") or {}

@@ -1,1 +1,1 @@
-"""The training program: what worker.py is made of."""
+"""The training program: the modules behind worker.py."""

@@ -1,7 +1,7 @@
-"""Checkpoints: written in addition to the training, whole or not at all, proven when read.
+"""Checkpoints: written in parallel with the training, atomically, and verified when read.
 
-A checkpoint is one file, ``ckpt-<step>.npz``, which ``numpy.load`` opens; docs/formats.md has its
-arrays. The chief writes it, and a rank that keeps a copy writes the same bytes. No TensorFlow here.
+A checkpoint is a file ``ckpt-<step>.npz`` that ``numpy.load`` can open; docs/formats.md describes
+its arrays. The chief writes it, and a rank that keeps a copy writes the same bytes. No TensorFlow.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from host.records import note
 
 from .cluster import TrainingError
 
-#: Numpy arrays by the name of their variable.
+#: Numpy arrays by variable name.
 Arrays = dict[str, Any]
 
 _NAME = re.compile(r"ckpt-([0-9]+)\.npz")
-#: How the names of files begin that no other process may take for whole.
+#: Prefix of the names of incomplete files, which no other process may use.
 UNFINISHED = "unfinished-"
-#: How the names of folders begin with checkpoints of runs that another one has replaced.
+#: Prefix of the names of folders with checkpoints of runs that another one has replaced.
 REPLACED = "replaced-"
 
 
 @dataclass(frozen=True)
 class Run:
-    """The run that a checkpoint is part of, from its beginning over all its resumptions."""
+    """The run that a checkpoint belongs to, from its start through all resumptions."""
 
-    #: Id of the job that began it; empty without the launcher.
+    #: Id of the job that started it; empty without the launcher.
     job: str = ""
-    #: When it was begun with ``--resume never``, in whole seconds of Unix time; 0 where it was not.
-    #: A run that was begun so later replaces the others, whatever their steps.
+    #: Start time with ``--resume never``, in whole seconds of Unix time; otherwise 0. A run with a
+    #: later time replaces the others, whatever their steps.
     anew_at: int = 0
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint is; see docs/formats.md. ``arrays`` may be left unread: empty."""
+    """The contents of a checkpoint, see docs/formats.md. ``arrays`` is empty if not read."""
 
     path: Path
     step: int
@@ -61,9 +61,9 @@ class Checkpoint:
     arrays: Arrays
 
     def mismatch(self, identity: Mapping[str, object]) -> str:
-        """Return in a line which option of ``identity`` it was not made with; empty if none."""
+        """Describe in a line which option of ``identity`` differs; empty if none."""
         for name, value in identity.items():
-            made_with = self.identity.get(name, value)  # an option that came later
+            made_with = self.identity.get(name, value)  # an option that was added later
             if made_with == value:
                 continue
             same = "take the same, "
@@ -80,15 +80,15 @@ class Checkpoint:
 
 
 class DamagedError(Exception):
-    """A checkpoint cannot be used; the message has the reason."""
+    """A checkpoint cannot be used; the message gives the reason."""
 
 
 def digest(values: Iterable[Any]) -> bytes:
-    """Return the SHA-256 of the shapes, types and contents of numpy arrays, in the order given."""
+    """Return the SHA-256 of the shapes, types and contents of numpy arrays, in the given order."""
     total = hashlib.sha256()
     for value in map(np.ascontiguousarray, values):
         total.update(f"{value.dtype.str}{value.shape}".encode())
-        # As bytes: bfloat16 has no buffer.
+        # As bytes, because bfloat16 does not support the buffer protocol.
         total.update(value.reshape(-1).view(np.uint8).data if value.size else b"")
     return total.digest()
 
@@ -99,7 +99,7 @@ def step_of(path: Path) -> int:
 
 
 def found(folder: Path) -> list[Path]:
-    """Return the checkpoints in a folder, if there is one, that of the highest step first."""
+    """Return the checkpoints in a folder, if it exists, highest step first."""
     try:
         paths = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
     except (FileNotFoundError, NotADirectoryError):
@@ -108,9 +108,9 @@ def found(folder: Path) -> list[Path]:
 
 
 def read(path: Path, whole: bool = True) -> Checkpoint:
-    """Return the checkpoint in a file; its arrays are read and proven only if ``whole``.
+    """Return the checkpoint in a file; arrays are read and verified only if ``whole``.
 
-    Raises FileNotFoundError where it was removed meanwhile, or DamagedError.
+    Raise FileNotFoundError if it has been removed, or DamagedError.
     """
     try:
         with np.load(path, allow_pickle=False) as loaded:
@@ -123,7 +123,7 @@ def read(path: Path, whole: bool = True) -> Checkpoint:
         return Checkpoint(path, **same, run=run, arrays=arrays)
     except (DamagedError, FileNotFoundError):
         raise
-    except Exception as error:  # what a damaged file raises depends on the bit
+    except Exception as error:  # errors depend on which bits are damaged
         raise DamagedError(str(error) or type(error).__name__) from None
 
 
@@ -133,22 +133,22 @@ def warn(text: str) -> None:
 
 
 def lock(folder: Path) -> bool:
-    """Lock a folder for as long as this process lives; return False if another one has done so."""
+    """Lock a folder for the life of this process; return False if another process has it locked."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:
-        pass  # it cannot be made, which is reported when it is needed; or a share has no locks
+        pass  # cannot be created (reported when needed), or a share without locks
     return True
 
 
 class Writer:
-    """Writes a rank's checkpoints in a thread of its own, and removes the oldest of its run.
+    """Writes a rank's checkpoints in a separate thread, and removes the oldest of its run.
 
-    Those of other runs are never removed: what is in the way goes into a folder ``replaced-*``.
-    The newest ones that are ``kept`` stay. ``names`` are the layers' own of the model's variables.
+    Checkpoints of other runs are never removed; those in the way are moved to a ``replaced-*``
+    folder. The newest ``kept`` ones remain. ``names`` are the layers' names of the variables.
     """
 
     def __init__(
@@ -165,15 +165,15 @@ class Writer:
     def save(
         self, step: int, arrays: Arrays, position: Any, final: bool = False, sha256: str = ""
     ) -> None:
-        """Hand over a checkpoint of ``step``; waits only while an earlier one waits, too.
+        """Queue a checkpoint of ``step``; wait only if an earlier one is still queued.
 
-        ``sha256`` is that of the arrays, in hex, where it is known already.
+        ``sha256`` is that of the arrays, in hex, if already known.
         """
         about = {"step": step, "position": position, "final": final, "sha256": sha256}
         self._waiting.put((arrays, {**self._about, **about}))
 
     def finish(self) -> None:
-        """Wait until all is written; raise TrainingError if the last one could not be."""
+        """Wait until all is written; raise TrainingError if the last one could not be written."""
         self._waiting.join()
         if self._failure:
             what = f"the last checkpoint could not be written in {self._folder}"
@@ -186,7 +186,7 @@ class Writer:
                 self._write(arrays, about)
                 self._failure = ""
             except Exception as error:
-                # The training continues: an older checkpoint is there still, and space may come.
+                # The training continues: an older checkpoint still exists, and space may be freed.
                 reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
                 self._failure = reason
                 what = f"the checkpoint of step {about['step']} was not written"
@@ -200,7 +200,7 @@ class Writer:
         about["sha256"] = about["sha256"] or digest(arrays.values()).hex()
         text = np.frombuffer(json.dumps(about).encode(), np.uint8)
         self._folder.mkdir(parents=True, exist_ok=True)
-        # Another host's process may have the same pid, and the folder.
+        # A process of another host may share the folder and have the same pid.
         unfinished = self._folder / f"{UNFINISHED}{os.getpid()}-{secrets.token_hex(4)}"
         try:
             with unfinished.open("wb") as stream:
@@ -208,7 +208,7 @@ class Writer:
                 stream.flush()
                 os.fsync(stream.fileno())
             path = self._folder / f"ckpt-{step}.npz"
-            # Before the first of this run has its name: at no time are there those of two runs.
+            # Before the first one of this run gets its name, so that two runs never mix.
             for other in [] if self._replaced else found(self._folder):
                 run = self._run_of(other)
                 if run is not None and run.anew_at < self._run.anew_at:
@@ -222,24 +222,24 @@ class Writer:
             raise
         descriptor = os.open(self._folder, os.O_RDONLY)
         try:
-            os.fsync(descriptor)  # so that the new name outlives a power cut
+            os.fsync(descriptor)  # so that the new name survives a power failure
         finally:
             os.close(descriptor)
-        # Those of higher steps are of an attempt that this one did not know of.
+        # Higher steps are from an attempt that this one did not know of.
         paths = [path for path in found(self._folder) if self._run_of(path) == self._run]
         newer = [path for path in paths if step_of(path) > step]
         for path in [*newer, *paths[len(newer) + self._kept :]]:
-            with suppress(OSError):  # what cannot be removed is no harm to what was written
+            with suppress(OSError):  # a leftover does no harm to the new file
                 path.unlink()
 
     def _run_of(self, path: Path) -> Run | None:
-        """Return the run that a checkpoint is of; None where it is damaged or gone."""
+        """Return the run that a checkpoint belongs to, or None if damaged or missing."""
         with suppress(DamagedError, OSError):
             return read(path, whole=False).run
         return None
 
     def _set_aside(self, path: Path) -> None:
-        """Move a checkpoint of another run."""
+        """Move a checkpoint of another run out of the way."""
         if self._aside is None:
             name = f"{REPLACED}{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
             self._aside = self._folder / name

@@ -1,6 +1,6 @@
-"""Reads the environment: TF_CONFIG, which ranks there are, and the launcher's variables.
+"""Reads the environment: TF_CONFIG, the ranks, and the launcher's variables.
 
-Standard library only. TensorFlow itself reads TF_CONFIG again, so it is left as it is.
+Standard library only. TF_CONFIG is not changed, because TensorFlow reads it again.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ class ConfigError(ValueError):
 
 
 class TrainingError(RuntimeError):
-    """The run has failed, for a reason of one line."""
+    """The run has failed, for a reason in one line."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """The gang as this rank sees it."""
+    """The gang as seen by this rank."""
 
-    #: ``host:port`` of the tasks of each type that has any, in the order of JOBS; empty for a
-    #: process alone.
+    #: ``host:port`` of the tasks by type, in the order of JOBS and without unused types; empty for
+    #: a single process.
     addresses: dict[str, list[str]]
     task_type: str
     task_index: int
@@ -41,7 +41,7 @@ class Cluster:
 
     @property
     def jobs(self) -> dict[str, int]:
-        """The number of tasks of each type that trains together with the others."""
+        """Number of tasks of each type that trains together with the others."""
         if not self.addresses:
             return {self.task_type: 1}
         kinds = ["chief"] if self.has_servers else JOBS[:2]
@@ -49,12 +49,12 @@ class Cluster:
 
     @property
     def ranks(self) -> list[str]:
-        """The names of the ranks that train (the chief alone with ps), as replicas are counted."""
+        """Names of the ranks that train (with ps, only the chief), in the order of replicas."""
         return [f"{job}-{index}" for job, count in self.jobs.items() for index in range(count)]
 
     @property
     def place(self) -> int:
-        """This rank's place among ``ranks``, from 0."""
+        """This rank's index in ``ranks``, from 0."""
         return self.ranks.index(self.task)
 
     @property
@@ -64,12 +64,12 @@ class Cluster:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this rank is the one that writes."""
+        """Whether this rank writes the checkpoints and the model."""
         return self.task == self.chief
 
     @property
     def is_evaluator(self) -> bool:
-        """Whether this rank evaluates the gang's checkpoints, and does not train."""
+        """Whether this rank evaluates the gang's checkpoints instead of training."""
         return self.task_type == EVALUATOR
 
     @property
@@ -79,12 +79,12 @@ class Cluster:
 
     @property
     def is_server(self) -> bool:
-        """Whether this rank only serves a chief: as a parameter server or a worker of one."""
+        """Whether this rank only serves a chief, as a parameter server or one of its workers."""
         return self.has_servers and self.task_type in ("worker", "ps")
 
 
 def read_tf_config(environ: Mapping[str, str]) -> Cluster:
-    """Return the cluster of ``TF_CONFIG``, or raise ConfigError; one worker where it is unset."""
+    """Return the cluster of ``TF_CONFIG``, or one worker if unset; raise ConfigError if invalid."""
     try:
         config = json.loads(environ.get("TF_CONFIG", "").strip() or "{}")
     except ValueError as error:
@@ -123,18 +123,18 @@ def read_tf_config(environ: Mapping[str, str]) -> Cluster:
 
 @dataclass(frozen=True)
 class Launch:
-    """The job that this process is a rank of."""
+    """The job that this process belongs to."""
 
     #: Its id; empty without the launcher.
     job: str
-    #: Which start of the gang this is, from 1. Options are the same in all attempts.
+    #: The number of this start of the gang, from 1. Options are the same in all attempts.
     attempt: int
     #: Whether this rank keeps a copy of the chief's checkpoints.
     copies: bool
 
 
 def read_launch(environ: Mapping[str, str]) -> Launch:
-    """Return what the launcher's variables hold, or their defaults; or raise ConfigError."""
+    """Return the values of the launcher's variables, or defaults; raise ConfigError if invalid."""
     attempt = environ.get(ENV_ATTEMPT) or "1"
     if not (attempt.isascii() and attempt.isdigit() and 1 <= int(attempt) <= 1_000_000):
         wanted = "a whole number from 1 to 1000000"

@@ -1,4 +1,4 @@
-"""Tests a model on a whole test set, shared among the replicas."""
+"""Tests a model on the whole test set, shared among the replicas."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ Evaluate = Callable[[], dict[str, float]]
 
 
 def make_evaluation(strategy: Any, model: Any, task: Task, at_once: int) -> Evaluate:
-    """Return a function that gives ``test_loss`` and other metrics on the task's test set.
+    """Return a function that computes ``test_loss`` and other metrics on the task's test set.
 
-    Every example counts once. The numbers are the same in all ranks, which must all call it. The
-    strategy, in whose scope the model was made, is synchronous; replicas test up to ``at_once``.
+    Every example counts once. All ranks must call the function and get the same results. The
+    strategy is synchronous and the model was built in its scope. A replica tests up to ``at_once``
+    examples at a time.
     """
     objective, split = task.objective, task.data.test
     names = ["loss", *objective.metrics]
@@ -57,7 +58,7 @@ def make_evaluation(strategy: Any, model: Any, task: Task, at_once: int) -> Eval
         return strategy.experimental_local_results(strategy.run(total))[0]
 
     compiled = tf.function(test, autograph=False)
-    iterator: Any = None  # until the first test: the first step is not to wait for it
+    iterator: Any = None  # until the first test, so that the first step need not wait for it
 
     def evaluate() -> dict[str, float]:
         nonlocal iterator

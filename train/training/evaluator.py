@@ -1,9 +1,9 @@
-"""The evaluator: tests the checkpoints of the gang as they appear, in order, during the training.
+"""The evaluator: tests the gang's checkpoints in order, as they appear during the training.
 
-One that is removed before its turn, by --checkpoints-kept, is not tested.
+Checkpoints that --checkpoints-kept removes before their turn are not tested.
 
-It needs the chief's checkpoint folder, by a shared file system. Without one it never sees a
-checkpoint and waits, without having imported TensorFlow, until it is asked to end.
+It needs access to the chief's checkpoint folder on a shared file system. Otherwise it never finds a
+checkpoint and waits, without importing TensorFlow, until it is asked to end.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from host.records import ProgressWriter, note
 
 from .settings import Settings
 
-#: Examples that are tested at once.
+#: Number of examples to test at once.
 AT_ONCE = 250
 #: Seconds between two listings of the checkpoint folder.
 POLL_S = 0.5
 
 
 def evaluate_checkpoints(settings: Settings, progress: ProgressWriter) -> NoReturn:
-    """Test each new checkpoint; end the process with 0 after the last one of a run, or on a signal.
+    """Test each new checkpoint; exit with 0 after the last one of a run, or on a signal.
 
-    Every test is a progress record of phase ``evaluating``, after a first one without ``step`` when
-    a checkpoint was found; the last one, of phase ``done``, repeats the newest.
+    Every test is a progress record of phase ``evaluating``. A first one without ``step`` is written
+    when a checkpoint is found. The last one, of phase ``done``, repeats the newest.
     """
     newest: dict[str, Any] = {}
 
@@ -47,7 +47,7 @@ def evaluate_checkpoints(settings: Settings, progress: ProgressWriter) -> NoRetu
         time.sleep(POLL_S)
     progress.write("evaluating", force=True)
 
-    # The GPUs are the others'.
+    # The GPUs are for the other tasks.
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     import tensorflow as tf
 
@@ -64,7 +64,7 @@ def evaluate_checkpoints(settings: Settings, progress: ProgressWriter) -> NoRetu
     done = -1
     while True:
         paths: list[Path] = []
-        with suppress(OSError):  # a shared file system may be back soon
+        with suppress(OSError):  # a shared file system may recover soon
             paths = checkpoints.found(settings.checkpoint_dir)
         if paths and checkpoints.step_of(paths[0]) < done:
             done = -1  # of a run that started over
@@ -75,7 +75,7 @@ def evaluate_checkpoints(settings: Settings, progress: ProgressWriter) -> NoRetu
             try:
                 checkpoint = checkpoints.read(path)
             except FileNotFoundError:
-                continue  # a newer one has replaced it meanwhile
+                continue  # a newer one has replaced it
             except checkpoints.DamagedError as error:
                 checkpoints.warn(f"{path} is passed over: {error}")
                 continue
@@ -85,6 +85,6 @@ def evaluate_checkpoints(settings: Settings, progress: ProgressWriter) -> NoRetu
             progress.write("evaluating", force=True, **newest)
             line = metrics_line(newest["metrics"])
             note(f"checkpoint of step {checkpoint.step}: {line}", sys.stdout)
-            if checkpoint.final and path == paths[0]:  # newer ones are of a run that was resumed
+            if checkpoint.final and path == paths[0]:  # newer ones are from a resumed run
                 end()
         time.sleep(POLL_S)

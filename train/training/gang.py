@@ -1,4 +1,4 @@
-"""What the ranks of a gang do together: share one state, prove one result; and peer errors."""
+"""Joint operations of a gang's ranks: share one state, verify one result; and peer errors."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import tensorflow as tf
 
 from .cluster import Cluster, TrainingError
 
-#: The longest text that a rank can send to all others, in bytes.
+#: Maximum length in bytes of a text that a rank can send to all others.
 TEXT_LIMIT = 16_384
 
-#: What TensorFlow raises in a rank when another one is lost.
+#: Errors that TensorFlow raises in a rank when another one is lost.
 PEER_ERRORS = (
     tf.errors.AbortedError,
     tf.errors.CancelledError,
@@ -26,7 +26,7 @@ PEER_ERRORS = (
 
 @contextmanager
 def named_peer_errors(cluster: Cluster) -> Iterator[None]:
-    """Turn TensorFlow's errors about a lost rank into a TrainingError of one line."""
+    """Turn TensorFlow's errors about a lost rank into a one-line TrainingError."""
     try:
         yield
     except PEER_ERRORS as error:
@@ -41,7 +41,7 @@ def named_peer_errors(cluster: Cluster) -> Iterator[None]:
 
 
 def _server_error(message: str) -> tuple[str, str]:
-    """Return which server TensorFlow's message says is lost, and why."""
+    """Return which server is lost according to TensorFlow's message, and why."""
     found = re.search(r"remote target /job:(\w+)/replica:[0-9]+/task:([0-9]+)", message)
     cause = re.search(r'grpc_message:"\s*([^"\\]+)', message)
     name = "-".join(found.groups()) if found else "a server"
@@ -49,16 +49,16 @@ def _server_error(message: str) -> tuple[str, str]:
 
 
 def tasks_named(message: str) -> str:
-    """Return the names of the ranks that TensorFlow's message mentions, joined by commas."""
+    """Return the names of the ranks in TensorFlow's message, joined by commas."""
     found = re.findall(r"/job:(\w+)/(?:replica:[0-9]+/)?task:([0-9]+)", message)
     return ", ".join(dict.fromkeys(map("-".join, found)))
 
 
 class Gang:
-    """The ranks that train, for what they must do together: all call the same, in one order.
+    """Joint operations of the ranks that train: all must call the same ones in the same order.
 
-    All methods raise tf.errors.OpError where another rank has ended. ``shutdown`` is what the chief
-    of parameter servers, who is alone in its gang, does at the end.
+    All methods raise tf.errors.OpError if another rank has ended. The chief of parameter servers
+    is alone in its gang and calls ``shutdown`` at the end.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class Gang:
     ) -> None:
         self._strategy, self._cluster, self._shutdown = strategy, cluster, shutdown
         self._alone = len(cluster.ranks) == 1
-        # One function for all: TensorFlow warns of many that are traced once each.
+        # One function for all sizes: TensorFlow warns of many functions that are traced once each.
         self._gather = tf.function(self._gathered, autograph=False)
 
     def compare(self, digest: bytes, when: str) -> None:
-        """Raise TrainingError, with the ranks that differ, unless all have the chief's digest."""
+        """Raise TrainingError that names the ranks whose digest differs from the chief's."""
         rows, ranks = self.gather(list(digest)), self._cluster.ranks
         differing = [rank for rank, row in zip(ranks, rows, strict=True) if (row != rows[0]).any()]
         if differing:
@@ -78,11 +78,11 @@ class Gang:
             raise TrainingError(f"the weights {when} differ from those of {ranks[0]}: {names}")
 
     def barrier(self) -> None:
-        """Wait until all ranks are here."""
+        """Wait for all ranks."""
         self.gather([0])
 
     def final_barrier(self) -> None:
-        """Wait until all ranks are here, as the last that this one does."""
+        """Wait for all ranks, as the last operation of this one."""
         self.barrier()
         if self._shutdown is not None:
             self._shutdown()
@@ -105,15 +105,15 @@ class Gang:
         return [row.astype(np.uint8).tobytes().rstrip(b"\0").decode() for row in rows]
 
     def from_rank(self, text: str, source: int) -> str:
-        """Return the ``text`` of the rank at place ``source`` in all of them, see ``texts``."""
+        """Return the ``text`` of the rank at index ``source``, see ``texts``."""
         return self.texts(text if self._cluster.place == source else "")[source]
 
     def share(self, variables: list[Any], source: int) -> None:
-        """Give all ranks' variables the values, bit for bit, of the rank at place ``source``."""
+        """Set all ranks' variables to the values, bit for bit, of the rank at index ``source``."""
         if self._alone:
             return
         strategy = self._strategy
-        # Its first replica. Values travel as integers, for which a sum with zeros changes no bit
+        # The first replica sends. Values travel as integers, for which adding zeros changes no bit
         # (-0.0 + 0.0 is 0.0).
         giver = source * (strategy.num_replicas_in_sync // len(self._cluster.ranks))
 
@@ -130,7 +130,7 @@ class Gang:
             variable.assign(value, read_value=False)
 
     def gather(self, own: list[int]) -> Any:
-        """Return the lists, equally long, of all ranks as an int32 array: a row for each."""
+        """Return the equally long lists of all ranks as an int32 array, one row each."""
         if self._alone:
             return np.array([own])
         rows = self._gather(tf.constant([own], tf.int32)).numpy()
@@ -138,26 +138,26 @@ class Gang:
 
     def _gathered(self, own: Any) -> Any:
         def gather() -> Any:
-            # Only a tensor made in a replica has a device that the collective knows.
+            # The collective knows the device only of tensors that were made in a replica.
             context = tf.distribute.get_replica_context()
             return context.all_gather(tf.identity(own), axis=0)
 
         return self._strategy.experimental_local_results(self._strategy.run(gather))[0]
 
 
-#: Whole numbers of as many bits, by bytes; eight bytes are two numbers, sixteen are four.
+#: Integer types by size in bytes; eight bytes become two numbers, sixteen become four.
 _INTEGERS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int32, 16: tf.int32}
 
 
 def _to_integers(value: Any) -> Any:
-    """Return a tensor's bits as int32: what collectives on every device can carry."""
+    """Return a tensor's bits as int32, which collectives support on every device."""
     if value.dtype != tf.bool:
         value = tf.bitcast(value, _INTEGERS[value.dtype.size])
     return tf.cast(value, tf.int32)
 
 
 def _from_integers(bits: Any, dtype: Any, shape: Any) -> Any:
-    """Return the tensor that ``_to_integers`` was given."""
+    """Convert the result of ``_to_integers`` back to the original tensor."""
     if dtype == tf.bool:
         return tf.cast(bits, tf.bool)
     return tf.reshape(tf.bitcast(tf.cast(bits, _INTEGERS[dtype.size]), dtype), shape)

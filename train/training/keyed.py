@@ -1,10 +1,10 @@
-"""Random numbers that are a function of the seed, the step and the example, and of nothing else.
+"""Random numbers that depend only on the seed, the step and the example.
 
-Each example of a step has keys of its own, and a number is a hash of them: of MurmurHash3's
-finalizer (Austin Appleby, public domain), in arithmetic modulo 2**32. So the same bits come out on
-CPU and GPU, with XLA and without, for any share of the batch, and after any restart.
+Each example of a step has its own keys. Random numbers are hashes of them with MurmurHash3's
+finalizer (Austin Appleby, public domain), modulo 2**32. The same bits result on CPU and GPU, with
+and without XLA, for any share of the batch, and after any restart.
 
-It is made for dropout and augmentation, not for secrets.
+The numbers are for dropout and augmentation, not for secrets.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 
 import tensorflow as tf
 
-#: The streams from here on belong to layers: one above for each layer's own number.
+#: Streams from here on are for layers; add the layer's number.
 LAYER_STREAMS = 1 << 16
 
-#: Where the chains that make the words of a key begin: digits of pi and of e; and, for the order of
-#: an epoch, of the square roots of 2, 3 and 5.
+#: Initial values of the chains that make the words of a key: digits of pi and e and, for the order
+#: of an epoch, of the square roots of 2, 3 and 5.
 _STARTS = (0x243F6A88, 0xB7E15162)
 _ORDER_STARTS = (0x6A09E667, 0xBB67AE85, 0x3C6EF372)
 _GOLDEN = 0x9E3779B9
@@ -57,7 +57,7 @@ def _halves(numbers: Any) -> tuple[Any, Any]:
 def sample_keys(seed: int, step: Any, indices: Any) -> Any:
     """Return the keys, uint32 [n, 2], of the examples at ``indices`` [n] in a step.
 
-    Two examples of a data set of up to 2**32 never share a number. ``seed`` has up to 64 bits.
+    In a data set of up to 2**32 examples, no two share a number. ``seed`` has up to 64 bits.
     """
     step, indices = tf.cast(step, tf.int64), tf.cast(indices, tf.int64)
     words = [word(seed), word(seed >> 32), *_halves(step), *_halves(indices)]
@@ -71,12 +71,12 @@ def order_key(seed: int, epoch: Any) -> Any:
 
 
 def uniform(keys: Any, shape: Sequence[Any], stream: int) -> Any:
-    """Return numbers drawn evenly from [0, 1), multiples of 2**-24: float32 of [n, *shape].
+    """Return uniform random numbers in [0, 1), multiples of 2**-24: float32 [n, *shape].
 
-    ``keys`` are those of ``sample_keys``; ``shape`` has numbers or int32 scalars, whose product is
-    up to 2**32; ``stream`` keeps independent uses apart, 0 to 2**32 - 1.
+    ``keys`` are from ``sample_keys``. ``shape`` has numbers or int32 scalars with a product of up
+    to 2**32. ``stream`` separates independent uses, 0 to 2**32 - 1.
     """
-    # The range is cast: TensorFlow has no kernel for a range of uint32 on every device.
+    # The range is cast because TensorFlow does not support uint32 ranges on every device.
     counters = tf.cast(tf.range(tf.reduce_prod(tf.cast([1, *shape], tf.int64))), tf.uint32)
     own = _absorb(keys, word(stream))
     bits = _absorb(_absorb(own[:, :1], counters[tf.newaxis]), own[:, 1:])
@@ -84,13 +84,13 @@ def uniform(keys: Any, shape: Sequence[Any], stream: int) -> Any:
     return tf.reshape(numbers, [-1, *shape])
 
 
-#: ``keys`` of the samples for which this thread calls a model. A replica is a thread.
+#: ``keys`` of the samples that this thread calls a model for. Each replica is a thread.
 _current = threading.local()
 
 
 @contextmanager
 def keys_for_layers(keys: Any) -> Iterator[None]:
-    """Give the keys of the batch's samples, in order, to Dropouts of models called (or traced)."""
+    """Provide the samples' keys, in order, to Dropouts of models called or traced within."""
     before, _current.keys = getattr(_current, "keys", None), keys
     try:
         yield
@@ -100,11 +100,11 @@ def keys_for_layers(keys: Any) -> Iterator[None]:
 
 @tf.keras.utils.register_keras_serializable("training")
 class Dropout(tf.keras.layers.Dropout):  # type: ignore[misc]
-    """Keras' Dropout, but what is dropped is a function of each sample's keys.
+    """Keras' Dropout with random numbers that depend on each sample's keys.
 
-    A model that has it trains inside ``keys_for_layers``, and ``exportable`` makes the one to save.
-    ``rate`` and ``noise_shape`` are as in Keras; ``stream`` is the layer's own number, from 0:
-    layers of one model with the same number drop the same positions.
+    A model with this layer is trained within ``keys_for_layers``; ``exportable`` makes the model to
+    save. ``rate`` and ``noise_shape`` are as in Keras. ``stream`` is the layer's number, from 0:
+    layers of a model with the same number drop the same positions.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Dropout(tf.keras.layers.Dropout):  # type: ignore[misc]
         self.stream = stream
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """Return the inputs, with some dropped if ``training``: inside ``keys_for_layers``."""
+        """Return the inputs, with some dropped if ``training``; call it in ``keys_for_layers``."""
         if not training or self.rate == 0:
             return inputs
         keys = getattr(_current, "keys", None)
@@ -139,21 +139,21 @@ class Dropout(tf.keras.layers.Dropout):  # type: ignore[misc]
             own = [length if asked is None else asked for length, asked in lengths]
         shape = [found[n] if length is None else length for n, length in enumerate(own)]
         numbers = uniform(keys, shape[1:], LAYER_STREAMS + self.stream)
-        # The reshape fails where the keys are not as many as the samples.
+        # The reshape fails if the numbers of keys and samples differ.
         kept = tf.reshape(numbers, [found[0], *shape[1:]]) >= self.rate
-        # A product rounds the same everywhere; XLA may turn a quotient into another product.
+        # A product is rounded the same everywhere; XLA may turn a quotient into another product.
         return tf.where(kept, inputs * (1 / (1 - self.rate)), tf.zeros_like(inputs))
 
     def get_config(self) -> dict[str, Any]:
-        """Return what the layer can be made from again."""
+        """Return the configuration from which Keras can rebuild the layer."""
         return {**super().get_config(), "stream": self.stream}
 
 
 def exportable(model: Any) -> Any:
-    """Return a model whose saved file loads without this project: with Keras' Dropout.
+    """Return a model with Keras' Dropout, whose saved file loads without this project.
 
-    Its weights are yet to be set. Where there is no Dropout of this module, the model itself is
-    returned; one with it that is of a class of its own raises ValueError.
+    Its weights are not set. A model without a Dropout of this module is returned unchanged. Raise
+    ValueError for a subclassed model that has one.
     """
     return _twin(model) if _has_dropout(model) else model
 

@@ -1,6 +1,6 @@
-"""The training loop: from the first step, or that of a checkpoint, to the model.
+"""The training loop: from the first step, or a checkpoint, to the model.
 
-It reports to the launcher in progress records, to TensorBoard in events, to the reader in lines.
+It writes progress records for the launcher, events for TensorBoard, and lines for the reader.
 """
 
 from __future__ import annotations
@@ -32,44 +32,44 @@ from .step import Outcome, TrainStep
 from .synchronous import Synchronous
 from .task import Task, make_optimizer, open_task
 
-#: Bytes that have to be free for a new file of TensorBoard's events, after one that failed.
+#: Free bytes required to start a new file of TensorBoard events after a write error.
 _EVENTS_ROOM = 2**20
 
 
 class EndedError(Exception):
-    """A rank was asked to end; the message has whether it was this one, and what was saved."""
+    """A rank was asked to end; the message reports whether it was this one, and what was saved."""
 
     exit_code = 128 + signal.SIGTERM
 
 
 @dataclass
 class Position:
-    """Where in the run it is: what a checkpoint holds as ``position``, in addition to variables."""
+    """The position in a run: a checkpoint's ``position``, in addition to the variables."""
 
     step: int = 0
-    #: Sum over the steps of the epoch at work.
+    #: Sum over the steps of the current epoch.
     epoch_loss: float = 0.0
-    #: Steps since the last event of TensorBoard, and sums over these of ``loss`` and the metrics:
-    #: how many steps a call has is no matter.
+    #: Steps since the last event of TensorBoard, and sums over these of ``loss`` and the metrics.
+    #: They do not depend on the number of steps in a call.
     event_steps: int = 0
     event_sums: dict[str, float] = field(default_factory=dict)
-    #: The mean over the epoch before.
+    #: Mean over the previous epoch.
     loss: float = math.nan
-    #: Of the last test.
+    #: Results of the last test.
     metrics: dict[str, float] = field(default_factory=dict)
-    #: The least test loss so far; None before the first.
+    #: The lowest test loss so far; None before the first.
     best: float | None = None
-    #: The step of the weights that are kept for it; None where none are.
+    #: The step of the saved best weights; None without.
     best_step: int | None = None
     best_metrics: dict[str, float] = field(default_factory=dict)
-    #: Tests since then.
+    #: Number of tests since then.
     waited: int = 0
-    #: Whether the run has come to its end before its last epoch.
+    #: Whether the run has ended before its last epoch.
     early: bool = False
 
 
 def _rhythm_of_checkpoints(settings: Settings) -> dict[str, Any]:
-    """Return when checkpoints are made, for a progress record; nothing if only at the end."""
+    """Return when checkpoints are due, for a progress record; empty if only at the end."""
     rhythms = []
     if settings.checkpoint_every:
         rhythms.append(f"{settings.checkpoint_every} steps")
@@ -81,8 +81,8 @@ def _rhythm_of_checkpoints(settings: Settings) -> dict[str, Any]:
 class Loop:
     """One training of a rank; all ranks do the same.
 
-    To make it waits for all ranks, opens the data, builds the network and reads the newest
-    checkpoint, so it raises what each of these does; ``run`` then trains.
+    Creating it waits for all ranks, opens the data, builds the network and reads the newest
+    checkpoint, and raises the errors of each. ``run`` then trains.
     """
 
     def __init__(
@@ -90,14 +90,14 @@ class Loop:
     ) -> None:
         self.settings, self.cluster, self.progress = settings, cluster, progress
 
-        # The gang.
+        # Form the gang.
         progress.write("starting", **_rhythm_of_checkpoints(settings))
         mode = (ParameterServers if cluster.has_servers else Synchronous)(settings, cluster)
         self.gang, strategy, self.signals = mode.gang, mode.strategy, Signals()
         replicas = strategy.num_replicas_in_sync
         note(f"{cluster.task}: replicas {replicas}, TensorFlow {tf.__version__}", sys.stdout)
 
-        # What learns, and how.
+        # Define what is learned, and how.
         self.task = task = open_task(settings)
         with strategy.scope():
             model = task.build_model()
@@ -108,7 +108,7 @@ class Loop:
         self.per_epoch = task.steps_per_epoch
         self.plan = {"steps": settings.epochs * self.per_epoch, "epochs": settings.epochs}
 
-        # The run, from its beginning or from the newest checkpoint.
+        # Begin the run, or resume it from the newest checkpoint.
         identity = {**settings.identity, "data_sha256": task.data.fingerprint}
         found, source, self.writer = resume.Search(
             settings, cluster, launch, self.gang, self.state, identity
@@ -122,13 +122,13 @@ class Loop:
         self.reporter = Reporter(progress, size, self.plan, chief, metrics)
 
     def _resume(self, found: dict[str, Any], source: str) -> Position:
-        """Return where it is after the checkpoint of the rank ``source``."""
+        """Return the position after restoring the checkpoint of the rank ``source``."""
         position = Position(**found)
         if not self.settings.patience:
-            # No best weights are kept from here on.
+            # Best weights are no longer kept.
             position.best_step, position.best_metrics = None, {}
         elif position.best_step is None:
-            # It was made without --patience: the weights of its best test are gone.
+            # The checkpoint was made without --patience, so the weights of its best test are lost.
             position.best, position.waited = None, 0
         if not self.settings.summary_every:
             position.event_steps, position.event_sums = 0, {}
@@ -138,7 +138,7 @@ class Loop:
         return position
 
     def run(self) -> None:
-        """Train to the end; see worker.run for what it raises."""
+        """Train to the end; for the errors see worker.run."""
         self.signals.saves = True
         try:
             while not self._over():
@@ -177,10 +177,10 @@ class Loop:
         return outcome
 
     def _count(self, most: int) -> int:
-        """Return how many steps to make at once: not past an epoch, a checkpoint or an event."""
+        """Return how many steps to make at once, without passing an epoch, checkpoint or event."""
         step = self.position.step
         if step == 0:
-            return 1  # so that the first one is reported at once
+            return 1  # report the first step at once
         rhythms = (self.per_epoch, self.settings.checkpoint_every, self.settings.summary_every)
         return min([most, *(every - step % every for every in rhythms if every)])
 
@@ -191,7 +191,7 @@ class Loop:
         return bool(every) and self.position.step % every == 0
 
     def _epoch(self) -> int:
-        """Return the epoch that the last step belongs to, from 1."""
+        """Return the epoch of the last step, from 1."""
         return -(-self.position.step // self.per_epoch)
 
     def _end_epoch(self) -> None:
@@ -221,7 +221,7 @@ class Loop:
             )
 
     def _train_values(self) -> dict[str, float]:
-        """Return means over the steps since the last event, and the rate; start them again."""
+        """Return means over the steps since the last event, and the rate; reset them."""
         position = self.position
         values = {name: s / position.event_steps for name, s in position.event_sums.items()}
         values["learning_rate"] = float(self.schedule(position.step - 1))
@@ -229,7 +229,7 @@ class Loop:
         return {f"train/{name}": value for name, value in values.items()}
 
     def _save(self, outcome: Outcome) -> None:
-        """Write a checkpoint, if it is time for one."""
+        """Write a checkpoint if one is due."""
         due = outcome.due or self._at(self.settings.checkpoint_every)
         if not (due or outcome.asked or self._over()) or self.position.step == self._saved_step:
             return
@@ -252,7 +252,7 @@ class Loop:
         raise EndedError(f"{self.cluster.task}: {why}; the checkpoint of step {step} is written")
 
     def _finish(self) -> None:
-        """Agree on one result, leave its files, and meet for the last time."""
+        """Agree on one result, write its files, and wait for all ranks a last time."""
         position = self.position
         values, metrics = self.state.model_values(), position.metrics
         if self.settings.patience and position.best_step is not None:
@@ -277,7 +277,7 @@ class Loop:
         note(f"{self.cluster.task}: done, SHA-256 of the weights {weights.hex()}", sys.stdout)
 
     def _finish_writing(self) -> None:
-        """Wait until the checkpoints are written; for a copy, a warning is enough."""
+        """Wait until the checkpoints are written; errors of copies are only warnings."""
         if self.writer is not None:
             with suppress(*[] if self.cluster.is_chief else [TrainingError]):
                 self.writer.finish()
@@ -285,15 +285,15 @@ class Loop:
 
 @dataclass
 class Reporter:
-    """Writes the progress records of one training run, and its lines."""
+    """Writes the progress records and the lines of one training run."""
 
     progress: ProgressWriter
     batch_size: int
-    #: The fields that stay the same.
+    #: The constant fields.
     plan: Mapping[str, Any]
-    #: Whether it prints lines.
+    #: Whether to print lines.
     aloud: bool
-    #: Of the last test.
+    #: Results of the last test.
     metrics: Mapping[str, float]
     _last: tuple[float, int] | None = None
     _tested_from: float = 0.0
@@ -301,14 +301,14 @@ class Reporter:
     _exchange_s: float = 0.0
 
     def training(self, step: int, epoch: int, outcome: Outcome) -> None:
-        """Write a record of the steps just made, if it is time for one."""
+        """Write a record of the latest steps if one is due."""
         self._input_s += outcome.input_s or 0.0
         self._exchange_s += outcome.exchange_s or 0.0
         if not self.progress.due("training"):
             return
         now = time.monotonic()
         rate: dict[str, Any] = {}
-        # The first step took most of its time to compile.
+        # The first step is mostly compilation.
         if self._last is not None:
             seconds, steps = now - self._last[0], step - self._last[1]
             rate["examples_per_s"] = round(self.batch_size * steps / seconds, 1)
@@ -331,27 +331,27 @@ class Reporter:
         )
 
     def evaluating(self, step: int, epoch: int, loss: float) -> None:
-        """Write a record of the evaluation to come, if it is time for one or it is the last."""
+        """Write a record of the coming evaluation if one is due or it is the last."""
         self._tested_from = time.monotonic()
         if self.progress.due("training") or epoch == self.plan["epochs"]:
             self.progress.write("evaluating", **self.plan, step=step, epoch=epoch, loss=loss)
 
     def evaluated(self, epoch: int, loss: float, metrics: Mapping[str, float]) -> None:
-        """Print the epoch's line, and keep its metrics for the records to come."""
+        """Print the epoch's line, and keep its metrics for later records."""
         self.metrics = metrics
-        if self._last is not None:  # a test is no part of the steps' time
+        if self._last is not None:  # the time of a test does not count as time of steps
             self._last = self._last[0] + time.monotonic() - self._tested_from, self._last[1]
         epochs = self.plan["epochs"]
         self.print_line(f"epoch {epoch}/{epochs}: loss {loss:.4f}, {metrics_line(metrics)}")
 
     def print_line(self, line: str) -> None:
-        """Print a line of the chief."""
+        """Print a line if this is the chief."""
         if self.aloud:
             note(line, sys.stdout)
 
 
 def metrics_line(metrics: Mapping[str, float]) -> str:
-    """Return the metrics for a reader, such as ``test_accuracy 0.9861, test_loss 0.0437``."""
+    """Format metrics for a reader, such as ``test_accuracy 0.9861, test_loss 0.0437``."""
     return ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
 
 
@@ -361,18 +361,19 @@ def _memory_mb() -> int:
 
 
 class Summaries:
-    """Writes scalars into a folder, where it is ``on``: in the chief.
+    """Writes scalars into a folder if it is ``on``, that is, in the chief.
 
-    Scalars that cannot be written, as on a full disk, are lost; the first ones are a warning.
+    Scalars that cannot be written, for example on a full disk, are lost. The first such error is a
+    warning.
     """
 
     def __init__(self, folder: Path, on: bool, step: int) -> None:
         self._folder, self._has_warned = folder, False
-        self._writer = tf.summary.create_noop_writer()  # None: the next one is in a new file
+        self._writer = tf.summary.create_noop_writer()  # None: continue in a new file
         if not on:
             return
-        # What an interrupted run has written of later steps: TensorBoard drops what it has seen of
-        # this step and later ones, but for the first time that it sees a start.
+        # An interrupted run may have written later steps. At a session start, TensorBoard drops the
+        # data of this step and later ones, except when it sees the first start.
         start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
         event = tf.compat.v1.Event(wall_time=time.time(), step=step + 1, session_log=start)
         content = event.SerializeToString()
@@ -388,7 +389,7 @@ class Summaries:
             ) from error
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Write the values, by tag such as ``train/loss``, of ``step``."""
+        """Write the values of ``step`` by tag, such as ``train/loss``."""
         try:
             if self._writer is None:
                 if shutil.disk_usage(self._folder).free < _EVENTS_ROOM:
@@ -401,7 +402,7 @@ class Summaries:
             self._give_up(error)
 
     def close(self) -> None:
-        """Write what is still held back."""
+        """Write all buffered values."""
         try:
             if self._writer is not None:
                 self._writer.flush()
@@ -409,7 +410,7 @@ class Summaries:
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
-        """Leave the file, whose end may be in pieces that TensorBoard does not read past."""
+        """Abandon the file: its end may be damaged, and TensorBoard does not read beyond that."""
         self._writer = None
         if not self._has_warned:
             self._has_warned = True
@@ -418,12 +419,15 @@ class Summaries:
 
 
 def export(task: Task, values: list[Any], folder: Path) -> None:
-    """Save the model as ``--export`` asks, whole or not at all, with ``values`` in Keras' order."""
+    """Save the model as ``--export`` asks, completely or not at all.
+
+    ``values`` are its weights in Keras' order.
+    """
     form = task.settings.export
     if form == "none":
         return
     try:
-        # Made outside of the strategy: saving the model itself would need all ranks.
+        # Built outside of the strategy, because all ranks would have to save the model itself.
         twin = keyed.exportable(task.build_model())
         twin.set_weights(values)
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The networks that can be chosen by name, and what of a network decays."""
+"""The networks that can be selected by name, and their variables that decay."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from .cluster import ConfigError
 from .keyed import Dropout
 
 layers = tf.keras.layers
-#: How the names of Keras' own begin, such as keras:MobileNetV2.
+#: The prefix of Keras networks, such as keras:MobileNetV2.
 _KERAS = "keras:"
-#: The smallest height and width of images; "linear" takes any shape.
+#: The minimum height and width of images; "linear" takes any shape.
 _SMALLEST = {"digits-cnn": 2, "mnist-cnn": 4}
 #: The channels of a residual network's stages.
 STAGES = (16, 32, 64)
 
 
 def check_model(name: str, shape: Sequence[int]) -> None:
-    """Raise ConfigError unless the network takes examples of ``shape``."""
+    """Raise ConfigError unless the network accepts examples of ``shape``."""
     if name == "linear":
         return
     smallest = _SMALLEST.get(name, 1)
@@ -43,10 +43,10 @@ def build(
     sync_batch_norm: bool = False,
     dropout: float = 0.0,
 ) -> Any:
-    """Return a Keras model from [n, *shape] to logits [n, classes], float32 whatever the precision.
+    """Return a Keras model from [n, *shape] to logits [n, classes], float32 in any precision.
 
-    Its weights are a function of the arguments alone, the same in every rank. ``dropout`` is of the
-    last layer's inputs.
+    Its weights depend only on the arguments and are the same in every rank. ``dropout`` applies to
+    the last layer's inputs.
     """
     if name.startswith(_KERAS):
         if dropout:
@@ -59,8 +59,8 @@ def build(
 
 
 def decayed(model: Any) -> list[Any]:
-    """Return the variables that weight decay is for: trained kernels; no biases, no BatchNorm's."""
-    # A variable's name is such as conv1/kernel:0.
+    """Return the variables for weight decay: trained kernels, but no biases or BatchNorm's."""
+    # Variable names look like conv1/kernel:0.
     return [
         variable
         for variable in model.trainable_variables
@@ -69,8 +69,8 @@ def decayed(model: Any) -> list[Any]:
 
 
 def _initializers(kind: Any, seed: int) -> Iterator[Any]:
-    """Yield an initializer for each layer that draws its first weights."""
-    # Hashed, so that two runs with seeds next to each other share no kernel.
+    """Yield an initializer for each layer with random initial weights."""
+    # Hashed, so that two runs with consecutive seeds share no kernel.
     for number in count():
         hashed = hashlib.sha256(f"layer {number} of seed {seed}".encode()).digest()
         yield kind(int.from_bytes(hashed[:4], "big") >> 1)
@@ -81,16 +81,16 @@ def _outputs(classes: int, initializer: Any, dropout: float) -> list[Any]:
     return [
         *([Dropout(dropout, stream=0, name="dropout")] if dropout else []),
         layers.Dense(classes, kernel_initializer=initializer, name="outputs"),
-        # Under mixed precision the dense layer gives float16: too coarse for a loss.
+        # Under mixed precision, the dense layer returns float16: too coarse for a loss.
         layers.Activation("linear", dtype="float32", name="logits"),
     ]
 
 
 def small(name: str, shape: Sequence[int], classes: int, seed: int, dropout: float) -> Any:
-    """Return one of the networks without BatchNorm, whose weights follow Glorot's rule.
+    """Return one of the networks without BatchNorm; initial weights follow Glorot's rule.
 
-    ``digits-cnn`` has 9,930 parameters for 8 x 8 x 1 pixels and 10 classes. ``mnist-cnn`` is that
-    of TensorFlow's tutorial "Distributed training with Keras": 347,146 for 28 x 28 x 1 pixels.
+    ``digits-cnn`` has 9,930 parameters for 8 x 8 x 1 pixels and 10 classes. ``mnist-cnn`` is from
+    TensorFlow's tutorial "Distributed training with Keras" and has 347,146 for 28 x 28 x 1 pixels.
     ``linear`` is logistic or linear regression.
     """
     drawn = _initializers(tf.keras.initializers.GlorotUniform, seed)
@@ -117,20 +117,20 @@ def small(name: str, shape: Sequence[int], classes: int, seed: int, dropout: flo
 def resnet(
     depth: int, shape: Sequence[int], classes: int, seed: int, sync_batch_norm: bool, dropout: float
 ) -> Any:
-    """Return a residual network for CIFAR-10 of ``depth`` layers, 6n + 2.
+    """Return a residual network for CIFAR-10 with ``depth`` layers, 6n + 2.
 
-    He et al. 2015, "Deep Residual Learning for Image Recognition", arXiv:1512.03385, section 4.2,
-    with shortcuts of its option A. Kernels are drawn as in He et al. 2015, "Delving Deep into
-    Rectifiers". Pixels need no centring: BatchNorm follows the first convolution. For 32 x 32 x 3
-    pixels and 10 classes, 20 layers have 269,722 trained parameters, 56 have 853,018.
+    See He et al. 2015, "Deep Residual Learning for Image Recognition", arXiv:1512.03385, section
+    4.2; shortcuts are option A. Kernels are initialized as in He et al. 2015, "Delving Deep into
+    Rectifiers". Pixels need no centering, because BatchNorm follows the first convolution. For
+    32 x 32 x 3 pixels and 10 classes, 20 layers have 269,722 trained parameters, 56 have 853,018.
     """
     drawn = _initializers(tf.keras.initializers.HeNormal, seed)
 
     def conv(x: Any, channels: int, stride: int, name: str) -> Any:
         options = {"padding": "same", "use_bias": False, "kernel_initializer": next(drawn)}
         x = layers.Conv2D(channels, 3, strides=stride, name=name, **options)(x)
-        # The averages and the small number are those of the authors' own networks. Keras' 0.99
-        # would leave the moving averages far behind in a short run.
+        # Momentum and epsilon are those of the authors' networks. Keras' 0.99 would leave the
+        # moving averages far behind in a short run.
         return layers.BatchNormalization(
             momentum=0.9, epsilon=1e-5, synchronized=sync_batch_norm, name=f"{name}_norm"
         )(x)
@@ -159,18 +159,18 @@ def _narrow(x: Any, channels: int, stride: int, name: str) -> Any:
     x = layers.AveragePooling2D(1, strides=stride, name=f"{name}_pick")(x)
     missing = channels - x.shape[-1]
     padding = ((0, 0), (missing // 2, missing - missing // 2))
-    # A layer for images with the channels first pads the last two dimensions: here those are the
-    # width, by nothing, and the channels.
+    # A layer for channels-first images pads the last two dimensions, which are the width here (by
+    # nothing) and the channels.
     return layers.ZeroPadding2D(padding, data_format="channels_first", name=f"{name}_pad")(x)
 
 
 def application(
     name: str, shape: Sequence[int], classes: int, seed: int, sync_batch_norm: bool
 ) -> Any:
-    """Return a network of tf.keras.applications, such as ``MobileNetV2``, with fresh weights.
+    """Return a network of tf.keras.applications, such as ``MobileNetV2``, with initial weights.
 
-    Its Dropouts are those of keyed.py, so that a run resumes bit for bit. Images are numbers from
-    0 to 1; those networks that scale by themselves are built without that, or get 0 to 255.
+    Its Dropouts are those of keyed.py, so that a run resumes bit for bit. Images are numbers from 0
+    to 1. Networks with their own scaling are built without it, or get 0 to 255.
     """
     make = getattr(tf.keras.applications, name, None)
     if not inspect.isfunction(make):
@@ -196,8 +196,8 @@ def application(
 
     inner = tf.keras.models.clone_model(found, clone_function=own)
     images = tf.keras.Input(tuple(shape), name="images")
-    # EfficientNet's first generation alone cannot do without its own scaling.
+    # Only EfficientNet's first generation cannot be built without its scaling.
     pixels = layers.Rescaling(255.0, name="pixels")(images) if "EfficientNetB" in name else images
-    # Under mixed precision the dense layer gives float16: too coarse for a loss.
+    # Under mixed precision, the dense layer returns float16: too coarse for a loss.
     logits = layers.Activation("linear", dtype="float32", name="logits")(inner(pixels))
     return tf.keras.Model(images, logits, name=name.lower())

@@ -1,8 +1,7 @@
 """The order of the examples and their augmentation: pure functions of the seed and the step.
 
-Each epoch goes through a permutation of its own, in full global batches; what is left is left out.
-The global batch of a step is the same for any number of replicas, of which the r-th takes the r-th
-equal share.
+Each epoch is a different permutation in full global batches; a remainder is left out. The global
+batch of a step is the same for any number of replicas. Replica r takes the r-th equal share.
 """
 
 from __future__ import annotations
@@ -17,16 +16,17 @@ from . import keyed
 from .data import Split
 from .data.arrays import scaled
 
-#: Sixteen rounds of the cipher behind the permutation: with TensorFlow's default of four,
-#: neighbours of an epoch are neighbours again in others.
+#: Number of cipher rounds for the permutation. With TensorFlow's default of four, neighbours of an
+#: epoch are neighbours again in other epochs.
 _ROUNDS = 16
 CROP_FLIP_STREAM = 0
 
 
 def indices(seed: int, size: int, batch_size: int, step: Any, first: Any, count: int) -> Any:
-    """Return which of ``size`` examples stand at ``count`` places of the global batch of a step.
+    """Return the indices of ``count`` examples in the global batch of a step, int64 [count].
 
-    That is int64 [count]. ``step`` and the ``first`` place, both from 0, are scalar int64 tensors.
+    There are ``size`` examples. ``step`` and ``first``, the position in the global batch, both
+    count from 0 and are scalar int64 tensors.
     """
     per_epoch = size // batch_size
     places = (step % per_epoch) * batch_size + first + tf.range(count, dtype=tf.int64)
@@ -41,14 +41,14 @@ def indices(seed: int, size: int, batch_size: int, step: Any, first: Any, count:
 def batch(
     split: Split, seed: int, batch_size: int, augment: str, step: Any, first: Any, count: int
 ) -> tuple[Any, Any, Any]:
-    """Return a part of the global batch of a step, see ``indices``: features, labels, keys.
+    """Return features, labels and keys of a part of a step's global batch, see ``indices``.
 
     Features are uint8 or float32 [count, ...]; labels [count, ...]; keys uint32 [count, 2].
     """
     chosen = indices(seed, split.size, batch_size, step, first, count)
     features, labels = split.fetch(chosen)
     for values in (features, labels):
-        # The size of what a user's own fetch gives may be unknown, and parts of them are taken.
+        # The size of a user's fetch may be unknown, but parts of the results are taken.
         values.set_shape([count, *values.shape[1:]])
     keys = keyed.sample_keys(seed, step, chosen)
     if augment == "crop-flip":
@@ -61,7 +61,7 @@ def batch(
 def share(
     split: Split, seed: int, batch_size: int, augment: str, replicas: int
 ) -> Callable[[Any, Any], tuple[Any, Any, Any]]:
-    """Return what fetches the share of one of the gang's replicas, by step and replica."""
+    """Return a function that fetches one replica's share, by step and replica."""
     size = batch_size // replicas
 
     def fetch(step: Any, replica: Any) -> tuple[Any, Any, Any]:
@@ -74,21 +74,21 @@ def share(
 def feed(
     strategy: Any, fetch: Callable[[Any, Any], Any], step: int, *, ahead: int
 ) -> Iterator[Any]:
-    """Return what ``fetch`` gives for the numbers of a step, from ``step`` on, and of a replica.
+    """Return an iterator over results of ``fetch``, which takes the step and the replica.
 
-    The iterator is endless and distributed; tf.data prepares what is ``ahead`` for each replica
-    while the training continues, several in parallel.
+    The iterator starts at ``step``, is endless, and is distributed. While the training continues,
+    tf.data prepares ``ahead`` elements for each replica, several in parallel.
     """
 
     def pipeline(context: Any) -> Any:
         local = context.num_replicas_in_sync // context.num_input_pipelines
         own = context.input_pipeline_id * local
 
-        # The shares are cut here: TensorFlow does not shard.
+        # The shares are cut here, not by TensorFlow's sharding.
         def part(element: Any) -> Any:
             return fetch(element // local, own + element % local)
 
-        # Endless on purpose: of a finite dataset the ranks would ask one another at every step
+        # Endless on purpose: with a finite dataset, the ranks would have to agree at every step
         # whether it has ended. The local replicas take elements in turn.
         counter = tf.data.Dataset.counter(start=step * local)
         part_of = tf.autograph.experimental.do_not_convert(part)
@@ -99,18 +99,18 @@ def feed(
 
 
 def crop_flip(images: Any, keys: Any, pad: int = 4) -> Any:
-    """Return each image moved by up to ``pad`` pixels and flipped left to right, or not.
+    """Shift each image by up to ``pad`` pixels and flip it left to right, at random.
 
-    That is the augmentation of He et al., "Deep Residual Learning for Image Recognition" (2015),
-    section 4.2: a random crop of the image with zeros around it. All crops are as likely. Images
+    This is the augmentation of He et al., "Deep Residual Learning for Image Recognition" (2015),
+    section 4.2: a random crop of the image padded with zeros. All crops are equally likely. Images
     are of any type, [n, height, width, channels], and keys uint32 [n, 2].
     """
     height, width = images.shape[1], images.shape[2]
     drawn = keyed.uniform(keys, (3,), CROP_FLIP_STREAM)
-    # In float32 a product with a number just below 1 may round up to the limit.
+    # In float32, a product with a number just below 1 may be rounded up to the limit.
     crops = tf.minimum(tf.floor(drawn[:, :2] * (2 * pad + 1)), 2 * pad)
     top, left = tf.unstack(tf.cast(crops, tf.int64)[..., tf.newaxis], axis=1)
-    # Each row of these counts an image's pixels from one side to the other.
+    # Pixel positions from one side of an image to the other, one row per image.
     rows = top + tf.range(height, dtype=tf.int64)
     ahead, back = tf.range(width, dtype=tf.int64), tf.range(width - 1, -1, -1, dtype=tf.int64)
     columns = left + tf.where(drawn[:, 2:] < 0.5, ahead, back)
@@ -119,11 +119,11 @@ def crop_flip(images: Any, keys: Any, pad: int = 4) -> Any:
 
 
 def resized_crop_flip(images: Any, keys: Any) -> Any:
-    """Return a random part of each image in the image's size, flipped left to right or not.
+    """Return a random part of each image in the image's size, flipped left to right at random.
 
-    That is the augmentation of Szegedy et al., "Going Deeper with Convolutions" (2014), section 6:
-    a part of 8 % to all of the area, its sides' ratio from 3/4 to 4/3. Where such a part would be
-    higher or wider than the image, it is cut off. Images are float32; else as ``crop_flip``.
+    This is the augmentation of Szegedy et al., "Going Deeper with Convolutions" (2014), section 6:
+    a part of 8 % to all of the area, with a ratio of sides from 3/4 to 4/3, cut off if it is higher
+    or wider than the image. Images are float32; otherwise see ``crop_flip``.
     """
     area, ratio, top, left, flip = tf.unstack(keyed.uniform(keys, (5,), CROP_FLIP_STREAM), axis=1)
     area = 0.08 + 0.92 * area

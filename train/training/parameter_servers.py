@@ -1,7 +1,7 @@
-"""Training with parameter servers: workers make steps of their own, as fast as each can.
+"""Training with parameter servers: workers make steps independently, as fast as each can.
 
-The chief hands out the steps, a few at a time, and a worker that is lost loses only these: another
-makes them. Gradients reach the servers in no fixed order: the numbers of two runs differ.
+The chief hands out a few steps at a time. If a worker is lost, another one makes its steps.
+Gradients reach the servers in no fixed order, so two runs differ numerically.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from .state import State
 from .step import CALL_S, Outcome, TrainStep, steps_within
 
 _CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
-#: How many calls a worker has before it in an execution: more hide the way from and to the chief.
+#: Number of calls queued for a worker within an execution; more hide the latency to the chief.
 CALLS = 4
-#: Examples that the chief tests at once.
+#: Number of examples that the chief tests at once.
 EVALUATED = 250
 
 
 class ParameterServers:
-    """What the program needs for such a training; making it waits for all servers, or raises."""
+    """The parts of such a training. Creating it waits for all servers, or raises an error."""
 
     shares = 1  # a worker makes steps with whole global batches
 
@@ -46,7 +46,7 @@ class ParameterServers:
         watch.follow(self._coordinator)
 
     def evaluation(self, train_step: TrainStep, state: State) -> Evaluate:
-        """Return the test of the model: a twin's, on the chief."""
+        """Return the function that tests the model: a copy of it, on the chief."""
         with tf.device(_CHIEF):
             twin = train_step.task.build_model()
             own = tf.distribute.OneDeviceStrategy(_CHIEF)
@@ -58,12 +58,12 @@ class ParameterServers:
                 twin.set_weights(values)
                 return test()
 
-        # While a worker is frozen, no new graph can be made: see servers.Watch.
+        # No new graph can be made while a worker is frozen, see servers.Watch.
         evaluate()
         return evaluate
 
     def runner(self, train_step: TrainStep, step: int) -> WorkerStepRunner:
-        """Return what makes the steps, whichever of them."""
+        """Return the function that makes steps; it does not depend on ``step``."""
         split = train_step.task.data.train
         if isinstance(split, ArraySplit):
             split.embed()
@@ -71,11 +71,11 @@ class ParameterServers:
 
 
 class WorkerStepRunner:
-    """Makes steps on the workers, as step.StepRunner does on replicas."""
+    """Makes steps on the workers, like step.StepRunner on replicas."""
 
     def __init__(self, coordinator: Any, train_step: TrainStep, workers: int) -> None:
         self._limit, self._workers = train_step.task.settings.steps_per_execution, workers
-        self._traced = False  # the first calls take most of their time to compile
+        self._traced = False  # the first calls are mostly compilation
         self._step_s = 0.0
         self._names = train_step.names
         self._coordinator = coordinator
@@ -85,16 +85,16 @@ class WorkerStepRunner:
 
     @property
     def _each(self) -> int:
-        """How many steps a call has."""
+        """Number of steps in a call."""
         return steps_within(CALL_S / CALLS, self._step_s, self._limit)
 
     @property
     def most_steps(self) -> int:
-        """How many steps to make at once at most."""
+        """Maximum number of steps to make at once."""
         return self._each * self._workers * CALLS
 
     def __call__(self, step: int, count: int, *, asked: bool, due: bool) -> Outcome:
-        """Make ``count`` steps after ``step``, in calls that the workers share out."""
+        """Make ``count`` steps after ``step``, in calls that the workers share."""
         calls, each, began = [], self._each, time.perf_counter()
         for first in range(step, step + count, each):
             size = min(each, step + count - first)

@@ -1,11 +1,11 @@
-"""Where a run begins: all ranks resume from the newest checkpoint that any of them holds.
+"""The start of a run: all ranks resume from the newest checkpoint that any of them has.
 
-Each rank lists its own checkpoint folder and sends the others how far its newest checkpoint is; the
-rank that is furthest reads it and gives the state to all. So any disk of the gang will do: the
-chief's, that of a rank that keeps a copy (TRAIN_CHECKPOINT_COPY), or one that all share.
+Each rank lists its checkpoint folder and sends the step of its newest checkpoint to the others. The
+rank with the highest step reads its checkpoint and shares the state with all. Any disk of the gang
+will do: the chief's, that of a rank that keeps a copy (TRAIN_CHECKPOINT_COPY), or a shared one.
 
-If what it reads is damaged, all ranks choose again. Where there is none, first weights may come
-from an earlier training (--init-from): a checkpoint or a saved model, by the layers' names.
+If that checkpoint is damaged, all ranks choose again. Without any, initial weights may come from
+an earlier training (--init-from): a checkpoint or a saved model, matched by the layers' names.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from .state import State, weights_of
 
 
 class _Offer(TypedDict):
-    """What a rank reports to the others of its newest checkpoint, or of there being none."""
+    """A rank's report to the others about its newest checkpoint, if any."""
 
-    refused: bool  # it may not be used
+    refused: bool  # the checkpoint may not be used
     usable: bool
     anew_at: int
     step: int
@@ -45,9 +45,9 @@ class _Offer(TypedDict):
 
 @dataclass
 class Search:
-    """The search for the checkpoint from which a run resumes; all ranks must make one.
+    """The search for the checkpoint from which a run resumes; all ranks must create one.
 
-    ``identity`` has the options that a checkpoint must have been made with, and ``data_sha256``.
+    ``identity`` has ``data_sha256`` and the options that must match those of a checkpoint.
     """
 
     settings: Settings
@@ -58,7 +58,7 @@ class Search:
     identity: dict[str, Any]
 
     def __post_init__(self) -> None:
-        """Work out what follows from the options."""
+        """Derive fields from the options."""
         self._folder = self.settings.checkpoint_dir
         self._paths: list[Path] = []
         self._locked_out = ""
@@ -68,12 +68,12 @@ class Search:
         self._writes = self.cluster.is_chief or self.launch.copies
 
     def begin(self) -> tuple[dict[str, Any] | None, str, Writer | None]:
-        """Give the variables of all ranks the values of the newest checkpoint, if there is any.
+        """Restore the variables of all ranks from the newest checkpoint, if any.
 
-        Return its position, None at step 0; the rank that had it; and what writes this rank's own
-        checkpoints, None where it keeps none.
+        Return its position, None at step 0; the rank that had it; and the writer of this rank's
+        checkpoints, None if it keeps none.
 
-        Raises ConfigError, in all ranks the same, where it does not fit, or there is none.
+        Raise ConfigError, the same in all ranks, if it does not match or is required but missing.
         """
         if self.cluster.is_chief and not checkpoints.lock(self._folder):
             self._locked_out = (
@@ -81,7 +81,7 @@ class Search:
                 "take another --checkpoint-dir"
             )
         if self._writes and not self._locked_out:
-            for left in self._folder.glob(f"{checkpoints.UNFINISHED}*"):  # by a killed run
+            for left in self._folder.glob(f"{checkpoints.UNFINISHED}*"):  # from a killed run
                 with suppress(OSError):
                     left.unlink()
         try:
@@ -89,7 +89,7 @@ class Search:
         except OSError as error:
             warn(f"checkpoints in {self._folder} cannot be read: {error.strerror}")
         own, rows, source, taken = self._choose(whole=False)
-        while "damaged" in taken:  # by now, any may be
+        while "damaged" in taken:  # any file may be damaged by now
             own, rows, source, taken = self._choose(whole=True)
         if "error" in taken:
             self.gang.part()
@@ -103,13 +103,14 @@ class Search:
             kept, run = self.settings.checkpoints_kept, Run(**taken["run"])
             writer = Writer(self._folder, kept, self.identity, run, self.state.layer_names)
             if position and not (own and (own.run, own.step) == (run, position["step"])):
-                # From now on it is not lost with one host.
+                # Save it on this host, too, so that losing one host does not lose it.
                 writer.save(position["step"], self.state.snapshot(), position, taken["final"])
         return position, self.cluster.ranks[source], writer
 
     def _newest(self, whole: bool) -> tuple[Checkpoint | None, str]:
-        """Return the newest checkpoint of this rank that is of use, and why it may not be used. It
-        is read in full if ``whole``.
+        """Return the newest usable checkpoint of this rank, and why it may not be used.
+
+        It is read in full if ``whole``.
         """
         if self._locked_out:
             return None, self._locked_out
@@ -127,8 +128,8 @@ class Search:
                 continue  # from before the job's first attempt, which did not resume
             refusal = found.mismatch(self.identity)
             if refusal and not self._first and not self._writes:
-                # Of another job, for the options are those of the first attempt. Where this rank
-                # writes, too, it is refused: it would be removed in time.
+                # It is from another job, because options are those of the first attempt. If this
+                # rank also writes, it is refused, because it would be removed in time.
                 self._pass_over(path, refusal)
                 continue
             return found, refusal
@@ -139,14 +140,14 @@ class Search:
         warn(f"{path} is passed over: {reason}")
 
     def _choose(self, whole: bool) -> tuple[Checkpoint | None, list[_Offer], int, dict[str, Any]]:
-        """Return this rank's checkpoint, all offers, the place of the best, and what that sends.
+        """Return this rank's checkpoint, all offers, the index of the best, and its rank's message.
 
-        That is ``run``, ``position`` and ``final`` of its own, or ``error``, or ``damaged``.
+        The message is ``run``, ``position`` and ``final``, or ``error``, or ``damaged``.
         """
         found, refusal = self._newest(whole)
         row: _Offer = {
             "refused": bool(refusal),
-            # Of what a first attempt is to replace, no more than its time is of interest.
+            # For checkpoints that a first attempt is to replace, only the time matters.
             "usable": found is not None and not self._anew,
             "anew_at": found.run.anew_at if found else 0,
             "step": found.step if found else 0,
@@ -165,21 +166,21 @@ class Search:
         return found, rows, source, json.loads(self.gang.from_rank(json.dumps(taken), source))
 
     def _source(self, rows: Sequence[_Offer]) -> int:
-        """Return the place of the first rank that refuses; else of the first that is furthest."""
+        """Return the index of the first rank that refuses, else of the first that is furthest."""
         refused = [row["refused"] for row in rows]
         if any(refused):
             return refused.index(True)
 
         def far(place: int) -> tuple[bool, int, int]:
-            # Within a job all attempts are one run, also where one could not know of another's
-            # checkpoints and did not resume once more.
+            # Within a job, all attempts are one run, even if one could not see the checkpoints of
+            # another and again did not resume.
             row = rows[place]
             return row["usable"], 0 if self._never else row["anew_at"], row["step"] * row["usable"]
 
         return max(range(len(rows)), key=far)
 
     def _take(self, found: Checkpoint | None, refusal: str) -> dict[str, Any]:
-        """Restore what this rank has offered, and return what it sends to the others of it."""
+        """Restore the checkpoint that this rank offered; return what it sends to the others."""
         if refusal:
             raise ConfigError(refusal)
         if found is None or self._anew:
@@ -192,7 +193,7 @@ class Search:
         return {"run": asdict(found.run), "position": found.position, "final": found.final}
 
     def _start(self, anew_at: int) -> dict[str, Any]:
-        """Return what the chief sends where no rank has anything; ``anew_at`` is the latest one."""
+        """Return what the chief sends if no rank has a checkpoint; ``anew_at`` is the latest."""
         if self.settings.resume == "required" and self._first:
             others = ", nor one of another rank" if len(self.cluster.ranks) > 1 else ""
             missing = f"no checkpoint that is whole in {self._folder.absolute()}{others}"
@@ -201,18 +202,18 @@ class Search:
             values, line = _initial_values(self.settings.init_from, self.state)
             self.state.begin_with(values)
             note(f"{self.cluster.task}: {line}", sys.stdout)
-        # Later than any other, whatever the clocks of the hosts show.
+        # Later than any other, regardless of the hosts' clocks.
         begun = max(int(time.time()), anew_at + 1) if self._never else 0
         return {"run": {"job": self.launch.job, "anew_at": begun}, "position": None}
 
     def _is_shared(self, token: str, copies: bool) -> bool:
-        """Return whether this rank is to keep a copy, and its folder is the chief's."""
-        if not copies:  # no rank does
+        """Return whether this rank is to keep a copy, but its folder is the chief's."""
+        if not copies:  # no rank keeps one
             return False
-        # The chief leaves a file there.
+        # The chief creates a file there.
         path, chief = self._folder / f"{checkpoints.UNFINISHED}{token}", self.cluster.is_chief
         if chief:
-            with suppress(OSError):  # it is reported when a checkpoint is written
+            with suppress(OSError):  # reported when a checkpoint is written
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.touch()
         self.gang.barrier()
@@ -230,15 +231,15 @@ class Search:
 
 
 def _initial_values(path: str, state: State) -> tuple[dict[int, Any], str]:
-    """Return first values of the model's variables, by number, and a line with which.
+    """Return initial values of the model's variables, by number, and a line that lists them.
 
-    A variable gets the values of that of the same name and shape, such as ``conv/kernel``.
+    Each variable gets the values of the one with the same name and shape, such as ``conv/kernel``.
     """
     if not Path(path).exists():
         raise ConfigError(f"--init-from: there is no {path} in {Path.cwd()}")
     try:
         found = _numbered(_read(path))
-    except Exception as error:  # what damage raises depends on the format
+    except Exception as error:  # errors from damage depend on the format
         reason = str(error).partition("\n")[0][:300]
         raise ConfigError(f"--init-from {path} cannot be read: {reason}") from error
     wanted = _numbered(zip(state.layer_names.values(), state.model_variables, strict=True))
@@ -257,7 +258,7 @@ def _initial_values(path: str, state: State) -> tuple[dict[int, Any], str]:
 
 
 def _read(path: str) -> Iterable[tuple[str, Any]]:
-    """Return the names and values of the variables of a file or folder."""
+    """Return the names and values of the variables in a file or folder."""
     if path.endswith(".npz"):
         checkpoint = checkpoints.read(Path(path))
         return zip(checkpoint.names.values(), weights_of(checkpoint.arrays), strict=True)
@@ -269,7 +270,7 @@ def _read(path: str) -> Iterable[tuple[str, Any]]:
 
 
 def _numbered(pairs: Iterable[tuple[str, Any]]) -> dict[tuple[str, int], Any]:
-    """Return the values by name and how often it was there before."""
+    """Return the values by name and the number of its earlier occurrences."""
     seen: Counter[str] = Counter()
     numbered = {}
     for name, value in pairs:

@@ -1,6 +1,6 @@
-"""The options of a run: their limits, ``--help``, and what contradicts what.
+"""The options of a run: their limits, ``--help``, and contradictions.
 
-Standard library only: options are checked where TensorFlow is not installed.
+Standard library only, because options are also checked on hosts without TensorFlow.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from host import records
 from . import data
 from .cluster import Cluster, ConfigError, read_tf_config
 
-#: Seeds of 31 bits are what every part of TensorFlow takes.
+#: Every part of TensorFlow accepts seeds of 31 bits.
 MAX_SEED = 1_000_000_000
 MAX_STEPS = 1_000_000_000
-#: The version of the rule in order.py: another one gives the same steps other examples.
+#: The version of the rule in order.py: other versions give the same steps different examples.
 ORDER = 2
 STRATEGIES = ("auto", "one-device", "mirrored", "multi-worker", "parameter-server")
 MODELS = ("digits-cnn", "mnist-cnn", *(f"resnet{n}" for n in (20, 32, 44, 56, 110)), "linear")
@@ -40,7 +40,7 @@ GROUPS = {
     "checkpoint_dir": "checkpoints and limits",
     "evaluate_every": "results",
 }
-#: Environment variables that replace defaults, where they are set and not empty.
+#: Environment variables that replace defaults if they are set and not empty.
 VARIABLES = {
     "seed": records.ENV_SEED,
     "checkpoint_dir": records.ENV_CHECKPOINT_DIR,
@@ -51,17 +51,17 @@ VARIABLES = {
 
 
 def option(help: str, default: Any, convert: Callable[[str], Any]) -> Any:
-    """Return a field that is an option; ``convert`` may raise argparse.ArgumentTypeError."""
+    """Return a field for an option; ``convert`` may raise argparse.ArgumentTypeError."""
     return dataclasses.field(default=default, metadata={"convert": convert, "help": help})
 
 
 def switch(help: str, *, default: bool = False) -> Any:
-    """Return the option of what is on or off: ``--xla`` and ``--no-xla``, which take no text."""
+    """Return an option that is on or off: ``--xla`` and ``--no-xla``, without a value."""
     return option(help, default, bool)
 
 
 def whole(help: str, low: int, high: int, *, default: int = 0) -> Any:
-    """Return the option of a whole number from ``low`` to ``high``, both included."""
+    """Return an option for a whole number from ``low`` to ``high``, inclusive."""
 
     def convert(text: str) -> int:
         if text.isascii() and text.isdigit() and low <= int(text) <= high:
@@ -72,12 +72,12 @@ def whole(help: str, low: int, high: int, *, default: int = 0) -> Any:
 
 
 def number(help: str, low: float, high: float, *, default: float = 0.0) -> Any:
-    """Return the option of a number from ``low`` to ``high``, both included."""
+    """Return an option for a number from ``low`` to ``high``, inclusive."""
     return option(help, default, partial(to_number, low=low, high=high))
 
 
 def to_number(text: str, low: float, high: float) -> float:
-    """Return the number from ``low`` to ``high`` in a text."""
+    """Convert text to a number from ``low`` to ``high``."""
     with suppress(ValueError):
         if low <= float(text) <= high:
             return float(text)
@@ -85,7 +85,7 @@ def to_number(text: str, low: float, high: float) -> float:
 
 
 def one_of(help: str, names: Sequence[str], pattern: str = "") -> Any:
-    """Return the option of one of ``names``; with a ``pattern`` also of what fits, or a module."""
+    """Return an option for one of ``names`` or, with a ``pattern``, a match of it or a module."""
 
     def convert(text: str) -> str:
         module = bool(pattern) and text.endswith(".py")
@@ -103,7 +103,7 @@ def one_of(help: str, names: Sequence[str], pattern: str = "") -> Any:
 
 
 def folder(help: str, *, default: str) -> Any:
-    """Return the option of the path of a folder, which may be missing still."""
+    """Return an option for the path of a folder, which need not exist yet."""
 
     def convert(text: str) -> Path:
         path = Path(text)
@@ -141,7 +141,7 @@ def devices(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of a run; they must be the same for all ranks of a gang."""
+    """The options of a run, which must be the same for all ranks of a gang."""
 
     data: str = one_of(
         f"the examples: {', '.join(data.NAMES)}, tfds:NAME of TensorFlow Datasets, or FILE.py with "
@@ -184,7 +184,7 @@ class Settings:
     epochs: int = whole(
         "rounds through the examples, in full batches only", 1, 1_000_000, default=30
     )
-    # 120 can be shared evenly by 1 to 6, 8, 10 and 12 replicas.
+    # 1 to 6, 8, 10 and 12 replicas can share 120 evenly.
     batch_size: int = whole(
         "examples in a step over all replicas, which share them evenly", 1, 10_000_000, default=120
     )
@@ -264,7 +264,7 @@ class Settings:
     intra_op_threads: int = whole("threads of one operation; 0: TensorFlow chooses", 0, 4096)
     inter_op_threads: int = whole("operations at a time; 0: TensorFlow chooses", 0, 4096)
 
-    # More steps in a call are faster, up to about 50; checkpoints and epochs end a call early.
+    # More steps per call are faster, up to about 50; checkpoints and epochs end a call early.
     steps_per_execution: int = whole("steps in one call into TensorFlow", 1, 1_000_000, default=10)
     precision: str = one_of(
         "of the layers' arithmetic; variables stay float32", ("float32", "bfloat16", "float16")
@@ -331,19 +331,19 @@ class Settings:
 
     @property
     def l2_penalty(self) -> float:
-        """The factor of the L2 penalty: adamw decays the weights by itself."""
+        """The factor of the L2 penalty; 0 for adamw, which decays the weights by itself."""
         return 0.0 if self.optimizer == "adamw" else self.weight_decay
 
     @property
     def identity(self) -> dict[str, object]:
-        """What a checkpoint must agree with for the run to resume from it: options, the order."""
+        """Options, and the order's version, that must match a checkpoint for the run to resume."""
         names = ("data", "model", "batch_size", "seed", "optimizer", "augment", "normalize")
         more = ("dropout", "ema", "sync_batch_norm", "precision", "exchange_precision")
         return {**{name: getattr(self, name) for name in (*names, *more)}, "order": ORDER}
 
 
 class _Parser(argparse.ArgumentParser):
-    # One line.
+    # Print one line only.
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message}\n")
 
@@ -369,7 +369,7 @@ def parse(description: str) -> tuple[Settings, bool]:
                 default = convert(os.environ[variable])
             except argparse.ArgumentTypeError as error:
                 parser.error(f"environment variable {variable}: {error}")
-        # Nothing is to be read of an empty default.
+        # An empty default is not worth showing.
         stated = f" (default: {default}{source})" if str(default) else ""
         metavar = field.name.rpartition("_")[2].upper()
         stated = help + stated.replace("%", "%%")
@@ -382,7 +382,7 @@ def parse(description: str) -> tuple[Settings, bool]:
 
 
 def check_batch_size(settings: Settings, replicas: int) -> None:
-    """Raise ConfigError unless ``replicas`` can share a global batch evenly, in equal parts."""
+    """Raise ConfigError unless ``replicas`` can divide a global batch into equal parts."""
     parts = replicas * settings.accumulate
     size = settings.batch_size
     if size % parts:
@@ -395,7 +395,7 @@ def check_batch_size(settings: Settings, replicas: int) -> None:
 
 
 def choose_strategy(settings: Settings, cluster: Cluster) -> str:
-    """Return the strategy's name as far as TF_CONFIG decides; ``auto`` where the devices decide."""
+    """Return the strategy's name if TF_CONFIG determines it; ``auto`` if the devices do."""
     asked = settings.strategy
     if cluster.has_servers:
         found = "parameter-server"
@@ -413,7 +413,7 @@ def choose_strategy(settings: Settings, cluster: Cluster) -> str:
 
 
 def check(settings: Settings, environ: Mapping[str, str]) -> Cluster:
-    """Return the cluster of TF_CONFIG, for which the settings hold as far as can be known here."""
+    """Check the settings as far as possible without devices; return the cluster of TF_CONFIG."""
     cluster = read_tf_config(environ)
     if environ.get("TF_USE_LEGACY_KERAS", "1") in ("0", "false", "False"):
         raise ConfigError(
@@ -439,8 +439,8 @@ def check(settings: Settings, environ: Mapping[str, str]) -> Cluster:
                 "--precision float16 scales the loss, which parameter servers do not: take bfloat16"
             )
     if not cluster.is_evaluator:
-        # Without --devices, GPUs are counted once TensorFlow has found them. With parameter
-        # servers the chief is alone.
+        # Without --devices, GPUs are counted after TensorFlow has found them. With parameter
+        # servers, the chief is alone.
         check_batch_size(settings, len(cluster.ranks) * max(1, count))
     if settings.xla and settings.sync_batch_norm:
         raise ConfigError("--xla compiles no exchange among replicas: leave out --sync-batch-norm")

@@ -1,4 +1,4 @@
-"""Ends a rank on SIGTERM and SIGINT, after a checkpoint where one can be made. No TensorFlow."""
+"""Ends a rank on SIGTERM and SIGINT, after a checkpoint if possible. No TensorFlow."""
 
 from __future__ import annotations
 
@@ -6,26 +6,28 @@ import os
 import signal
 import threading
 
-#: Seconds that a rank asked to end has for the end of its step and a checkpoint. The launcher kills
-#: it after ``train_job_grace``, 10 s by default.
+#: Seconds in which a rank that was asked to end must finish its step and save a checkpoint. The
+#: launcher kills it after ``train_job_grace``, 10 s by default.
 SAVE_WITHIN_S = 8.0
 
 
 class Signals:
-    """Takes SIGTERM and SIGINT. Make it in the main thread, after the strategy: that takes SIGTERM.
+    """Handles SIGTERM and SIGINT.
 
-    SIGINT ends the process at once, and so does a second SIGTERM. The first SIGTERM does while
-    ``saves`` is False; then it only sets ``asked``, and the process ends after SAVE_WITHIN_S at
-    the latest: a rank that waits for one that is gone never comes to its checkpoint.
+    Create it in the main thread, after the strategy, which takes SIGTERM for itself.
+
+    SIGINT and a second SIGTERM end the process at once. So does the first SIGTERM while ``saves``
+    is False. Otherwise it only sets ``asked``, and the process ends after SAVE_WITHIN_S at the
+    latest: a rank that waits for a lost one never gets to its checkpoint.
     """
 
     def __init__(self) -> None:
         #: Whether the process checks ``asked`` and ends by itself.
         self.saves = False
-        #: Whether SIGTERM came.
+        #: Whether SIGTERM was received.
         self.asked = False
-        # Python runs handlers between two instructions of the main thread, thus never while that
-        # waits in a collective; so a thread reads the signals' numbers from a pipe.
+        # Python runs handlers only between instructions of the main thread, never while that waits
+        # in a collective. Therefore a thread reads the signal numbers from a pipe.
         self._reader, sender = os.pipe()
         os.set_blocking(sender, False)
         signal.set_wakeup_fd(sender, warn_on_full_buffer=False)

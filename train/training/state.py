@@ -1,4 +1,4 @@
-"""All that a training changes: the variables of the model and of the optimizer."""
+"""The state that a training changes: the variables of the model and the optimizer."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .cluster import ConfigError
 
 
 class State:
-    """The variables of a training, in an order that is the same in every rank and every run.
+    """The variables of a training, in an order that is the same in all ranks and runs.
 
-    Model and optimizer are Keras', built in the strategy's scope; ``keeps_best`` makes room for the
-    best weights so far.
+    Model and optimizer are from Keras, built in the strategy's scope. ``keeps_best`` reserves
+    variables for the best weights so far.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class State:
         place = {id(variable): n for n, variable in enumerate(self.model_variables)}
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         averages = inner._model_variables_moving_average if inner.use_ema else []
-        # The averages, by the number of the model's variable.
+        # The moving averages, by the number of the model's variable.
         self._averages = {
             place[id(variable)]: average
             for variable, average in zip(model.trainable_variables, averages, strict=False)
@@ -49,20 +49,20 @@ class State:
 
     @property
     def variables(self) -> list[Any]:
-        """All of them."""
+        """All variables."""
         return list(self._by_name.values())
 
     @property
     def layer_names(self) -> dict[str, str]:
-        """The model's own names of its variables, such as ``conv/kernel``, by those here."""
+        """The model's names of its variables, such as ``conv/kernel``, by the names used here."""
         names = [variable.name.partition(":")[0] for variable in self.model_variables]
         return _named("model", enumerate(names))
 
     def snapshot(self) -> Arrays:
-        """Return numpy arrays of all variables by name; no other rank takes part.
+        """Return numpy arrays of all variables by name, without any other rank.
 
-        After every step all replicas hold the same values: any of them will do. A type that numpy
-        does not know, such as bfloat16, is kept as whole numbers of the same bits.
+        After every step, all replicas hold the same values, so any of them will do. Types that
+        numpy does not support, such as bfloat16, become whole numbers with the same bits.
         """
         arrays = [
             array.view(f"u{array.itemsize}") if array.dtype.kind == "V" else array
@@ -71,14 +71,14 @@ class State:
         return dict(zip(self._by_name, arrays, strict=True))
 
     def model_values(self) -> list[Any]:
-        """Return the weights to test and to leave, moving averages if any: numpy, in order."""
+        """Return the weights to test and save, as numpy arrays in order; moving averages if any."""
         return self._values(
             [self._averages.get(n, variable) for n, variable in enumerate(self.model_variables)]
         )
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Give the model the weights to test for a while."""
+        """Give the model the weights to test within the context."""
         changed = [self.model_variables[n] for n in self._averages]
         before, values = self._values(changed), self._values(list(self._averages.values()))
         _assign_all(changed, values)
@@ -88,25 +88,25 @@ class State:
             _assign_all(changed, before)
 
     def keep_best(self) -> None:
-        """Keep the weights as they are now, where there is room for them."""
+        """Save the current weights as the best ones, if variables are reserved for them."""
         if self._best:
             _assign_all(self._best, self.model_values())
 
     def best_values(self) -> list[Any]:
-        """Return the weights that were kept last: numpy arrays in Keras' order."""
+        """Return the best weights: numpy arrays in Keras' order."""
         return self._values(self._best)
 
     def begin_with(self, values: Mapping[int, Any]) -> None:
-        """Give some of the model's variables, by number, and their averages, first values."""
+        """Set initial values of some of the model's variables, by number, and of their averages."""
         for n, value in values.items():
             for variable in (self.model_variables[n], self._averages.get(n)):
                 if variable is not None:
                     assign(variable, value)
 
     def restore(self, arrays: Arrays) -> None:
-        """Give the variables the values of a snapshot; the best weights may be missing in it.
+        """Set the variables to the values of a snapshot, which may lack the best weights.
 
-        Raises ConfigError where it is one of another model or optimizer.
+        Raise ConfigError if it is from another model or optimizer.
         """
         found, own = _needed_shapes(arrays), _needed_shapes(self._by_name)
         if found != own:
@@ -125,17 +125,17 @@ class State:
 
 
 def weights_of(arrays: Arrays) -> list[Any]:
-    """Return the weights to test of a snapshot, in Keras' order; for ``assign``."""
-    # Four digits, and more from the ten thousandth on.
+    """Return the weights to test from a snapshot, in Keras' order, for ``assign``."""
+    # Numbers have four digits, or more from 10,000 on.
     names = sorted((n for n in arrays if n.startswith("model.")), key=lambda n: (len(n), n))
     return [arrays.get(name.replace("model.", "average."), arrays[name]) for name in names]
 
 
 def assign(variable: Any, array: Any) -> None:
-    """Give a variable the values of an array of a snapshot."""
+    """Set a variable to the values of an array from a snapshot."""
     own = np.dtype(variable.dtype.as_numpy_dtype)
     value = array.view(own) if own.kind == "V" else array
-    variable.assign(value, read_value=False)  # reading some of BatchNorm takes all ranks
+    variable.assign(value, read_value=False)  # reading some of BatchNorm needs all ranks
 
 
 def _named(kind: str, numbered: Iterable[tuple[int, Any]]) -> dict[str, Any]:

@@ -1,11 +1,11 @@
-"""The training step: gradients of a batch, exchanged, applied; many steps in one call.
+"""The training step: compute, exchange and apply a batch's gradients; many steps per call.
 
-A loop of our own rather than ``Model.fit``: two to three times faster with several ranks, one
-exchange for all that the replicas must agree on, and steps that depend on their number alone.
+A custom loop is two to three times faster than ``Model.fit`` with several ranks. It needs one
+exchange for everything that replicas agree on, and steps depend only on their number.
 
-Between workers, a large network's gradients go in packs, the last layers' first, each as soon as
-the backward pass has made it. A small one's go at once after it: there is nothing to gain, and
-replicas that compute undisturbed wait less for one another.
+Between workers, gradients of a large network travel in packs, the last layers first, each as soon
+as the backward pass has computed it. Those of a small one travel together after it: there is
+nothing to gain, and undisturbed replicas wait less for each other.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from . import keyed
 from .models import decayed
 from .task import Task
 
-#: Seconds that a call into TensorFlow may take: a rank that is asked to end must come to the end of
-#: one, and save, within signals.SAVE_WITHIN_S.
+#: Maximum seconds of a call into TensorFlow. A rank that is asked to end must finish its call and
+#: save a checkpoint within signals.SAVE_WITHIN_S.
 CALL_S = 2.0
-#: Bytes of a pack; TensorFlow's ring is slower with packs that are much smaller or larger.
+#: Bytes of a pack; TensorFlow's ring is slower with much smaller or larger packs.
 PACK_BYTES = 8 * 2**20
-#: Of the collectives made here; TensorFlow counts its own from 1.
+#: First key of the collectives made here; TensorFlow counts its own from 1.
 _KEYS = 1_000_000_000
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What some steps made at once have given."""
+    """The results of steps made together."""
 
     steps: int
-    #: Over the steps, of ``loss`` and the metrics by name, each the mean over a global batch; the
-    #: same in all ranks.
+    #: Sums over the steps of ``loss`` and the metrics by name. Each addend is the mean over a
+    #: global batch. They are the same in all ranks.
     sums: dict[str, float]
-    #: How many ranks were asked to end (with parameter servers, the chief alone counts).
+    #: Number of ranks that were asked to end (with parameter servers, only the chief counts).
     asked: int = 0
-    #: Whether the chief's clock wants a checkpoint.
+    #: Whether a checkpoint is due by the chief's clock.
     due: bool = False
-    #: Seconds that this rank waited for its examples; None where no time is taken.
+    #: Seconds that this rank waited for its examples; None if not measured.
     input_s: float | None = None
-    #: Seconds between its own gradients and those of all: the exchange itself, and the wait for
-    #: slower ranks; None as for ``input_s``.
+    #: Seconds between this rank's gradients and the sum of all: the exchange and the wait for
+    #: slower ranks; None if not measured.
     exchange_s: float | None = None
 
     @property
@@ -63,33 +63,33 @@ class Outcome:
 
 @dataclass(frozen=True)
 class TrainStep:
-    """What a step does: a model in a strategy learns a task."""
+    """A training step: a model, built in a strategy, learns a task."""
 
     task: Task
-    #: From features [n, ...] to outputs [n, ...].
+    #: Maps features [n, ...] to outputs [n, ...].
     model: Any
     #: Built for the model.
     optimizer: Any
-    #: How many a global batch is divided into.
+    #: Number of parts that a global batch is divided into.
     shares: int
 
     @property
     def names(self) -> list[str]:
-        """The names of the sums that ``gradients`` gives: loss first, then the metrics."""
+        """Names of the sums that ``gradients`` returns: the loss, then the metrics."""
         return ["loss", *self.task.objective.metrics]
 
     @property
     def moving(self) -> list[Any]:
-        """The variables of which each replica has its own, and all the mean: BatchNorm's."""
+        """BatchNorm's variables, which differ between replicas and are replaced by their mean."""
         mean = tf.VariableAggregation.MEAN
         return [v for v in self.model.non_trainable_variables if v.aggregation == mean]
 
     def make_gradients(self) -> Callable[[Any, Any, Any], tuple[list[Any], Any]]:
-        """Return the function from features, labels, keys to a replica's gradients and sums.
+        """Return a function from features, labels and keys to a replica's gradients and sums.
 
-        The gradients are those of the sum of the examples' losses over the *global* batch size:
-        added up over the replicas, they are the gradient of the mean over the global batch. So
-        are the sums, float32 of shape [names].
+        The gradients are those of the sum of the examples' losses divided by the *global* batch
+        size, so that adding up the replicas gives the gradient of the mean over the global batch.
+        The same applies to the sums, float32 of shape [names].
         """
         settings, objective = self.task.settings, self.task.objective
         accumulate, shares = settings.accumulate, self.shares * settings.accumulate
@@ -100,7 +100,7 @@ class TrainStep:
                 outputs = self.model(self.task.prepare(features), training=True)
                 losses = tf.cast(objective.loss(labels, outputs), tf.float32)
                 loss = tf.reduce_sum(losses) / settings.batch_size
-                # What the model itself adds (regularizers, add_loss) counts once, as in Keras' fit:
+                # Losses of the model itself (regularizers, add_loss) count once, as in Keras' fit:
                 # each replica and each part adds its share.
                 for added in self.model.losses:
                     loss += tf.reduce_mean(tf.cast(added, tf.float32)) / shares
@@ -114,7 +114,7 @@ class TrainStep:
                 tf.reduce_sum(tf.cast(metric(labels, outputs), tf.float32)) / settings.batch_size
                 for metric in objective.metrics.values()
             ]
-            # Dense ones, also of an embedding, and of one type: they travel together.
+            # Make all dense, also an embedding's, and of one type, because they travel together.
             dense = [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in gradients]
             return dense, tf.stack([loss, *metrics])
 
@@ -142,7 +142,7 @@ class TrainStep:
             zeros = [tf.zeros(v.shape) for v in self.model.trainable_variables]
             unmoved = [tf.zeros_like(value) for value in before]
             start = tf.constant(0), zeros, tf.zeros(len(self.names)), unmoved
-            # One after another, so that the memory of one part is enough.
+            # One after another, so that only one part needs memory.
             _, gradients, sums, moved = tf.while_loop(
                 lambda number, *_: number < accumulate, add, start, parallel_iterations=1
             )
@@ -153,7 +153,7 @@ class TrainStep:
         return gradients
 
     def apply(self, gradients: Sequence[Any]) -> None:
-        """Change the weights by the gradients of the whole global batch, float32."""
+        """Update the weights with the float32 gradients of the whole global batch."""
         variables, settings = self.model.trainable_variables, self.task.settings
         if settings.clip_norm:
             gradients, _ = tf.clip_by_global_norm(gradients, settings.clip_norm)
@@ -170,17 +170,17 @@ class TrainStep:
 
 
 class Exchange:
-    """Adds up the replicas' values; called within a replica."""
+    """Adds up the replicas' values; must be called within a replica."""
 
     def __init__(self, strategy: Any, workers: int, precision: str) -> None:
         self._workers, self._precision = workers, tf.as_dtype(precision)
-        # On GPUs, and where a rank has several replicas, TensorFlow's own collectives add in the
-        # type that travels.
+        # On GPUs, or if a rank has several replicas, use TensorFlow's collectives, which add in the
+        # type that is sent.
         devices = strategy.extended.worker_devices
         self._plain = len(devices) > 1 or "GPU" in devices[0]
 
     def __call__(self, gradients: Sequence[Any], others: Sequence[Any]) -> list[Any]:
-        """Return the sums of gradients, float32 in the layers' order, and of others, any type."""
+        """Return the sums of gradients, float32 in the layers' order, and of others of any type."""
         if self._precision == tf.float32:
             return _all_reduce([*gradients, *others])
         if self._plain:
@@ -199,17 +199,17 @@ class Exchange:
         return sums
 
     def _sum(self, flat: Any, key: int) -> Any:
-        """Return the sum over the ranks of a vector, made in float32; fewer bits travel."""
-        # Each rank gets its share of all ranks' gradients, adds them up, and gives the sum to all.
-        # That is the traffic of a ring with half of the bytes. Every sum is rounded once, and all
-        # ranks have the same.
+        """Return the sum of a vector over the ranks: added in float32, sent with fewer bits."""
+        # Each rank adds up its share of all ranks' gradients and sends the sum to all. The traffic
+        # is that of a ring with half of the bytes. Every sum is rounded once, and all ranks get the
+        # same one.
         size, workers = flat.shape[0], self._workers
         group = {"group_size": workers, "group_key": _KEYS, "communication_hint": "ring"}
         shares = tf.reshape(tf.pad(flat, [[0, -size % workers]]), [workers, -1])
         sent = tf.cast(shares, self._precision)
         own = collective_ops.all_to_all_v2(sent, instance_key=key, **group)
         total = tf.cast(tf.reduce_sum(tf.cast(own, tf.float32), axis=0), self._precision)
-        # Each rank to each other one: TensorFlow gathers no bfloat16.
+        # Each rank sends to every other one, because TensorFlow cannot gather bfloat16.
         copies = tf.tile(total[tf.newaxis], [workers, 1])
         sums = collective_ops.all_to_all_v2(copies, instance_key=key + 1, **group)
         return tf.cast(tf.reshape(sums, [-1])[:size], tf.float32)
@@ -229,7 +229,7 @@ def _all_reduce(values: Sequence[Any]) -> list[Any]:
 
 
 def _packs(values: Sequence[Any], item_bytes: int) -> list[list[Any]]:
-    """Return the values in packs of at least PACK_BYTES, but for one; the last values first."""
+    """Return packs of at least PACK_BYTES each, except for one; the last values come first."""
     packs: list[list[Any]] = [[]]
     size = 0
     for value in reversed(values):
@@ -244,8 +244,8 @@ def _packs(values: Sequence[Any], item_bytes: int) -> list[list[Any]]:
 class StepRunner:
     """Makes steps on the replicas of a synchronous strategy.
 
-    ``source`` is that of ``order.feed`` or ``order.share``; ``is_chief`` is whether this rank's
-    clock counts.
+    ``source`` is an iterator of ``order.feed`` or a function of ``order.share``. ``is_chief`` is
+    whether this rank's clock counts.
     """
 
     def __init__(
@@ -253,29 +253,29 @@ class StepRunner:
     ) -> None:
         settings = train_step.task.settings
         self._limit, self._is_chief = settings.steps_per_execution, is_chief
-        self._traced = False  # the first call takes most of its time to compile
+        self._traced = False  # the first call is mostly compilation
         self._step_s = self._agreed_s = 0.0
-        # TensorFlow has no clock where its operations must be deterministic.
+        # TensorFlow has no clock in deterministic mode.
         self._timed = not settings.deterministic
         self._names = train_step.names
         self._fetch = source if callable(source) else None
         self._iterator = None if callable(source) else source
         self._strategy, self._exchange = strategy, exchange
-        # Nothing here needs AutoGraph, which takes most of the time until the first step.
+        # Nothing here needs AutoGraph, which would take most of the time before the first step.
         self._compiled = tf.function(self._steps(train_step), autograph=False)
 
     @property
     def most_steps(self) -> int:
-        """How many steps to make at once at most: the same in all ranks, see CALL_S."""
+        """Maximum number of steps to make at once, the same in all ranks; see CALL_S."""
         return steps_within(CALL_S, self._agreed_s, self._limit)
 
     def __call__(self, step: int, count: int, *, asked: bool, due: bool) -> Outcome:
-        """Make ``count`` steps after ``step``; all ranks must call it with the same numbers.
+        """Make ``count`` steps after ``step``; all ranks must pass the same numbers.
 
-        ``asked`` and ``due`` are this rank's own. Raises tf.errors.OpError where another has ended.
+        ``asked`` and ``due`` are this rank's. Raise tf.errors.OpError if another rank has ended.
         """
         began, own_s = time.perf_counter(), self._step_s if self._is_chief else 0.0
-        # As tensors: a Python number would be compiled again for each value.
+        # As tensors, because every new Python number would be compiled again.
         first, steps = tf.constant(step, tf.int64), tf.constant(count, tf.int64)
         flags = tf.constant([float(asked), float(due), own_s], tf.float64)
         totals, times = self._compiled(self._iterator, first, steps, flags)
@@ -306,14 +306,14 @@ class StepRunner:
                 batch = fetch(number, context.replica_id_in_sync_group)
                 with after(batch):
                     waited = now() - began
-            if timed:  # or a single thread looks at the clock when it has computed
+            if timed:  # otherwise, a single thread may read the clock after computing
                 with after(waited):
                     batch = tf.nest.map_structure(tf.identity, batch)
             gradients, values = gradients_of(*batch)
             with after(on_host(gradients) if timed else []):
                 ready = now()
-            # BatchNorm's moving statistics travel along: they are the same everywhere after every
-            # step, as the weights are.
+            # BatchNorm's moving statistics travel along. Like the weights, they are the same in all
+            # ranks after every step.
             own = [variable.read_value() / strategy.num_replicas_in_sync for variable in moving]
             shared = exchange(gradients, own)
             with after(on_host(shared) if timed else []):
@@ -329,7 +329,7 @@ class StepRunner:
             with tf.control_dependencies([values, spent]):
                 sums.assign(tf.zeros_like(values))
                 times.assign(tf.zeros_like(spent))
-            # The first replica of a rank sends its flags.
+            # The first replica of a rank sends the rank's flags.
             context = tf.distribute.get_replica_context()
             sends = tf.equal(context.replica_id_in_sync_group % local, 0)
             flags = flags * tf.cast(sends, tf.float64)
@@ -357,8 +357,8 @@ class StepRunner:
 
 
 def replica_sums(size: int) -> Any:
-    """Return float64 zeros [size]: each replica has its own, which are exchanged once a call."""
-    # float64 adds float32 with next to no rounding: how many steps a call has does not matter.
+    """Return float64 zeros [size], one per replica, that are exchanged once a call."""
+    # float64 sums of float32 hardly round, so that the number of steps in a call does not matter.
     return tf.Variable(
         tf.zeros(size, tf.float64),
         trainable=False,
@@ -368,21 +368,21 @@ def replica_sums(size: int) -> Any:
 
 
 def on_host(values: Sequence[Any]) -> Any:
-    """Return a tensor of the host that is there once all values are, on whatever device."""
+    """Return a tensor on the host that is ready once all values are, on any device."""
     with after(values):
         one = tf.identity(tf.reshape(values[0], [-1])[:1])
-    # A GPU lets operations begin when the work before them is queued; a copy to the host waits.
+    # A GPU starts operations when earlier work is queued, but a copy to the host waits for it.
     with tf.device("CPU:0"):
         return tf.identity(one)
 
 
 def steps_within(seconds: float, step_s: float, limit: int) -> int:
-    """Return how many steps of ``step_s`` fit into some seconds, 1 to ``limit``; 1 of unknown."""
+    """Return how many steps of ``step_s`` fit into ``seconds``, 1 to ``limit``; 1 if unknown."""
     return min(limit, max(1, int(seconds / step_s))) if step_s else 1
 
 
 @contextmanager
 def after(values: Any) -> Iterator[None]:
-    """Have the operations made within wait for all tensors in ``values``, of any replica."""
+    """Make operations created within wait for all tensors in ``values``, of any replica."""
     with tf.control_dependencies(tf.nest.flatten(values, expand_composites=True)):
         yield

@@ -1,4 +1,4 @@
-"""Training in which all replicas make every step together: one device, several, several workers."""
+"""Training in which all replicas make each step together, on one or more devices or workers."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from .settings import Settings, check_batch_size, choose_strategy
 from .state import State
 from .step import Exchange, StepRunner, TrainStep
 
-#: Seconds without a heartbeat after which TensorFlow takes a rank for dead (its own default).
+#: Seconds without a heartbeat after which TensorFlow considers a rank dead (its default).
 HEARTBEAT_S = 10
-#: Examples that any replica can test at once.
+#: Number of examples that any replica can test at once.
 LEAST = 32
 
 
 class Synchronous:
-    """What the program needs for such a training; making it waits for all ranks.
+    """The parts of such a training. Creating it waits for all ranks.
 
-    Raises ConfigError where the options do not fit the devices, TrainingError where a rank does not
-    come in time, or the port of this one is taken.
+    Raise ConfigError if the options do not fit the devices, TrainingError if a rank does not
+    arrive in time or the port of this one is in use.
     """
 
     def __init__(self, settings: Settings, cluster: Cluster) -> None:
         self._cluster = cluster
         self.strategy = make_strategy(settings, cluster)
-        #: How many a global batch is divided into.
+        #: Number of parts that a global batch is divided into.
         self.shares = self.strategy.num_replicas_in_sync
         check_batch_size(settings, self.shares)
         self.gang = Gang(self.strategy, cluster)
 
     def evaluation(self, train_step: TrainStep, state: State) -> Evaluate:
-        """Return the test of the model."""
+        """Return the function that tests the model."""
         task = train_step.task
         # Without gradients, an example needs less than half of its memory in training.
         trained = task.settings.batch_size // (self.shares * task.settings.accumulate)
@@ -52,14 +52,14 @@ class Synchronous:
         return evaluate
 
     def runner(self, train_step: TrainStep, step: int) -> StepRunner:
-        """Return what makes the steps after ``step``."""
+        """Return the function that makes the steps after ``step``."""
         settings, split = train_step.task.settings, train_step.task.data.train
-        # One worker that is left of several trains alone.
+        # The last remaining worker trains alone.
         precision = settings.exchange_precision if len(self._cluster.ranks) > 1 else "float32"
         options = settings.seed, settings.batch_size, settings.augment
         source: Any = order.share(split, *options, self.shares)
-        # Examples in memory are fetched within the step on CPUs: a stream would take turns with the
-        # training on the same cores, and gain nothing.
+        # On CPUs, fetch examples in memory within the step: a stream would compete with the
+        # training for the same cores and gain nothing.
         if not isinstance(split, ArraySplit) or "GPU" in self.strategy.extended.worker_devices[0]:
             source = order.feed(self.strategy, source, step, ahead=2)
         exchange = Exchange(self.strategy, len(self._cluster.ranks), precision)
@@ -78,7 +78,7 @@ def prepare_devices(settings: Settings) -> list[str]:
     names = [f"gpu:{number}" for number in range(len(gpus))] or ["cpu:0"]
     asked = list(settings.devices) or names
     if asked[0].startswith("cpu"):
-        # GPUs stay with other processes. TensorFlow can cut a CPU into several devices.
+        # GPUs are left to other processes. TensorFlow can split a CPU into several devices.
         tf.config.set_visible_devices([], "GPU")
         count = 1 + max(int(name.partition(":")[2]) for name in asked)
         if count > 1:
@@ -90,17 +90,17 @@ def prepare_devices(settings: Settings) -> list[str]:
     if missing:
         there = ", ".join(names) if gpus else "none"
         raise ConfigError(f"--devices {','.join(missing)}: this process sees {there} of its kind")
-    # Each process takes what it uses and no more; others may share the machine.
+    # Each process allocates only what it uses, because others may share the machine.
     chosen = [gpus[names.index(name)] for name in asked]
     tf.config.set_visible_devices(chosen, "GPU")
     for gpu in chosen:
         tf.config.experimental.set_memory_growth(gpu, settings.memory_growth)
-    # What is left visible is counted again, from 0.
+    # The visible devices are numbered from 0 again.
     return [f"gpu:{number}" for number in range(len(chosen))]
 
 
 def make_strategy(settings: Settings, cluster: Cluster) -> Any:
-    """Return the synchronous strategy of this rank; where several train, wait for all of them."""
+    """Return the synchronous strategy of this rank; if several train, wait for all of them."""
     devices = prepare_devices(settings)
     name = choose_strategy(settings, cluster)
     if name == "auto":
@@ -119,7 +119,7 @@ def make_strategy(settings: Settings, cluster: Cluster) -> Any:
         names = [f"/{device}" for device in devices]
         return tf.distribute.MirroredStrategy(names, cross_device_ops=across)
     _bound_start(cluster, settings.start_timeout)
-    # On CPUs there is nothing else to choose from.
+    # On CPUs there is no alternative.
     chosen = settings.communication if on_gpus else "ring"
     kind = tf.distribute.experimental.CommunicationImplementation[chosen.upper()]
     options = tf.distribute.experimental.CommunicationOptions(implementation=kind)
@@ -130,9 +130,9 @@ def make_strategy(settings: Settings, cluster: Cluster) -> Any:
 
 
 def _bound_start(cluster: Cluster, seconds: float) -> None:
-    """Make TensorFlow give up on a missing rank after ``seconds``, instead of after an hour."""
-    # There is no public way: the wait takes place inside the strategy's constructor and holds the
-    # GIL. A TensorFlow without this private one keeps its own limit.
+    """Make TensorFlow give up on a missing rank after ``seconds`` instead of an hour."""
+    # There is no public way: the strategy's constructor waits and holds the GIL. A TensorFlow
+    # without this private one keeps its own limit.
     try:
         from tensorflow.python.distribute import collective_all_reduce_strategy as collective
         from tensorflow.python.eager import context as eager
@@ -148,14 +148,14 @@ def _bound_start(cluster: Cluster, seconds: float) -> None:
                 job_type(name=n, num_tasks=count) for n, count in cluster.jobs.items()
             ],
         )
-        # Without it the leader would ignore the limit.
+        # Otherwise the leader would ignore the limit.
         context._coordination_service_config.cluster_register_with_barrier = True
     except (ImportError, AttributeError, TypeError) as error:
         note(f"the start has TensorFlow's own time limit: {error}")
 
 
 def _start_failure(cluster: Cluster, message: str) -> str:
-    """Return what kept the gang from forming, in one line, from TensorFlow's message."""
+    """Return in one line why the gang could not form, based on TensorFlow's message."""
     late = tasks_named(message.partition("timed out task names")[2].partition("Additional")[0])
     if not late and "Deadline Exceeded" in message:
         late = cluster.chief  # no response from the rank that leads the gang

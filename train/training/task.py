@@ -1,4 +1,4 @@
-"""What is learnt and how: the data, the network, the objective and the optimizer of the options."""
+"""What is learned, and how: the data, network, objective and optimizer that the options select."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .data.arrays import ArraySplit, from_arrays, open_npz, scaled
 from .settings import Settings
 from .user_module import PerExample
 
-#: The network that ``--model auto`` takes for a data set; for others, by the features' shape.
+#: Networks of ``--model auto`` by data set; for others, the features' shape decides.
 FITTING = {"digits": "digits-cnn", "mnist": "mnist-cnn", "fashion-mnist": "mnist-cnn"}
 
 #: Means and standard deviations of red, green and blue over ImageNet's training set.
@@ -25,7 +25,7 @@ IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class Objective:
-    """The losses of an example in training and in the test, and its metrics by name."""
+    """The training and test losses of an example, and its metrics by name."""
 
     loss: PerExample
     test_loss: PerExample
@@ -34,19 +34,19 @@ class Objective:
 
 @dataclass(frozen=True)
 class Task:
-    """What a run learns."""
+    """The data, network and objective of a run."""
 
     settings: Settings
     data: data.Data
     objective: Objective
-    #: File, name and function of the user's own loss and metrics.
+    #: File, name and function of the user's loss and metrics.
     own: Sequence[tuple[str, str, PerExample]]
-    #: Makes the model's inputs of features as they are read: scales, normalises.
+    #: Turns features into model inputs: scales, normalizes.
     prepare: Callable[[Any], Any]
 
     @property
     def model_name(self) -> str:
-        """The network's name, or the user's file."""
+        """The network's name or the user's file."""
         if self.settings.model != "auto":
             return self.settings.model
         by_shape = "resnet20" if self.data.shape == (32, 32, 3) else "linear"
@@ -54,18 +54,18 @@ class Task:
 
     @property
     def outputs(self) -> int:
-        """How many numbers the network gives for an example: for each class, or for the label."""
+        """Number of network outputs for an example: one per class, or per value of the label."""
         return self.data.classes or math.prod(self.data.label_shape)
 
     @property
     def steps_per_epoch(self) -> int:
-        """The number of full global batches in the training set."""
+        """Number of full global batches in the training set."""
         return self.data.train.size // self.settings.batch_size
 
     def build_model(self) -> Any:
-        """Return the network, its first weights drawn by the seed; --precision is set for Keras."""
+        """Return the network, with initial weights from the seed; --precision is set in Keras."""
         settings, found = self.settings, self.data
-        # So that a twin's layers have the names of the model's: Keras numbers them.
+        # So that a copy's layers have the same names as the model's: Keras numbers them.
         tf.keras.backend.reset_uids()
         if settings.precision != "float32":
             tf.keras.mixed_precision.set_global_policy(f"mixed_{settings.precision}")
@@ -84,9 +84,9 @@ class Task:
         return model
 
     def _check(self, model: Any) -> None:
-        """Raise ConfigError where the outputs or the loss of the user's module cannot be right."""
-        # Both would train: TensorFlow broadcasts, and takes a mean for each of its examples.
-        # A model of a class of its own does not know its outputs' shape.
+        """Raise ConfigError if the outputs or the loss of the user's module cannot be right."""
+        # Both errors would go unnoticed: TensorFlow broadcasts outputs, and averages a loss.
+        # A subclassed model does not know the shape of its outputs.
         shape = getattr(model, "output_shape", None)
         if shape is None and self.own:
             inputs = tf.TensorSpec([None, *self.data.shape], tf.float32)
@@ -112,7 +112,7 @@ class Task:
 
 
 def open_data(settings: Settings) -> data.Data:
-    """Return the data that the options name, or raise ConfigError."""
+    """Return the data that the options select; raise ConfigError if that fails."""
     name, folder, download = settings.data, settings.data_dir, settings.download
     if name.endswith(".py"):
         pair = user_module.call(name, "build_dataset", seed=settings.seed, folder=folder)
@@ -141,7 +141,7 @@ def open_data(settings: Settings) -> data.Data:
 
 
 def open_task(settings: Settings) -> Task:
-    """Return what the options and the user's files name, its data opened, or raise ConfigError."""
+    """Return the task of the options and the user's files; raise ConfigError if that fails."""
     found = open_data(settings)
     if settings.batch_size > found.train.size:
         raise ConfigError(
@@ -175,7 +175,7 @@ def open_task(settings: Settings) -> Task:
 
 
 def _preparation(normalize: str, found: data.Data) -> Callable[[Any], Any]:
-    """Return what makes the model's inputs of features as they are read."""
+    """Return the function that turns features into model inputs."""
     if normalize == "none":
         return scaled
     deviation = None
@@ -206,10 +206,10 @@ def make_objective(
 ) -> Objective:
     """Return cross-entropy and accuracy for ``classes``; squared and absolute error for None.
 
-    Labels are int64 [n] and outputs logits [n, classes]; or both are numbers. ``functions`` are the
-    user's own: another ``loss``, and more metrics by name.
+    Labels are int64 [n] and outputs logits [n, classes], or both are numbers. ``functions`` are the
+    user's: another ``loss``, and further metrics by name.
     """
-    # A user's own may need AutoGraph.
+    # The user's functions may need AutoGraph.
     own = {name: tf.function(function) for name, function in functions.items()}
     loss = own.pop("loss", None)
     if classes is None:
@@ -263,14 +263,14 @@ def _absolute_error(labels: Any, outputs: Any) -> Any:
 
 
 class Schedule(tf.keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
-    """A linear warm-up, then a constant rate, a fall at milestones or half a cosine to 0."""
+    """A linear warm-up, then a constant rate, drops at milestones, or half a cosine to 0."""
 
     def __init__(self, settings: Settings, total_steps: int) -> None:
         super().__init__()
         self._settings, self._total_steps = settings, total_steps
 
     def __call__(self, step: Any) -> Any:
-        """Return the rate of ``step``, which counts from 0: float32, a scalar."""
+        """Return the rate of ``step``, which counts from 0: a float32 scalar."""
         step, settings = tf.cast(step, tf.float32), self._settings
         warmup = settings.warmup_steps
         factor = tf.constant(1.0)
@@ -285,12 +285,12 @@ class Schedule(tf.keras.optimizers.schedules.LearningRateSchedule):  # type: ign
         return settings.scaled_rate * factor
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments, with which Keras copies an optimizer."""
+        """Return the constructor's arguments, which Keras needs to copy an optimizer."""
         return {"settings": self._settings, "total_steps": self._total_steps}
 
 
 def make_optimizer(task: Task, model: Any) -> tuple[Any, Schedule]:
-    """Return the optimizer, built for a model, of the options or the user's file; and its rate."""
+    """Return the optimizer of the options or the user's file, built for a model, and its rate."""
     settings = task.settings
     rate = Schedule(settings, settings.epochs * task.steps_per_epoch)
     path = user_module.which("build_optimizer", settings.model, settings.data)
@@ -309,7 +309,7 @@ def make_optimizer(task: Task, model: Any) -> tuple[Any, Schedule]:
     if settings.ema:
         optimizer.use_ema, optimizer.ema_momentum = True, settings.ema
     if settings.precision == "float16" and not hasattr(optimizer, "inner_optimizer"):
-        # The least float16 is too large for many gradients.
+        # Many gradients are too small for float16.
         optimizer = tf.keras.mixed_precision.LossScaleOptimizer(optimizer)
     optimizer.build(model.trainable_variables)
     return optimizer, rate

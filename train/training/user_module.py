@@ -1,7 +1,7 @@
-"""A user's own network and data: a Python file with ``build_model`` and ``build_dataset``.
+"""A user's network and data: a Python file with ``build_model`` and ``build_dataset``.
 
-It may also have ``loss``, ``metrics`` and ``build_optimizer``; docs/training.md has what they take
-and return. Each function here raises ConfigError where the file cannot be used.
+It may also define ``loss``, ``metrics`` and ``build_optimizer``; see docs/training.md for their
+arguments and results. Each function here raises ConfigError if the file cannot be used.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 
 from .cluster import ConfigError
 
-#: Of a batch's labels and outputs: a float for each example.
+#: Maps a batch's labels and outputs to a float for each example.
 PerExample = Callable[[Any, Any], Any]
-#: The names of metrics that are not the program's own.
+#: Names of metrics that do not collide with the program's.
 METRIC = re.compile(
     r"(?!(loss|epoch_loss|accuracy|mean_absolute_error|learning_rate|test_.*|top[0-9]+_accuracy)$)"
     r"[a-z][a-z0-9_]{0,39}"
@@ -27,9 +27,9 @@ METRIC = re.compile(
 
 
 def load(path: str) -> ModuleType:
-    """Return the module in a file; those in its folder can be imported by it."""
+    """Return the module in a file; it can import modules in the same folder."""
     file = Path(path).resolve()
-    # The whole path: data and network may be two files of one name.
+    # The whole path, because data and network may be two files with the same name.
     name = f"user{file.with_suffix('')}".replace("/", "_").replace(".", "_")
     if name in sys.modules:
         return sys.modules[name]
@@ -49,7 +49,7 @@ def load(path: str) -> ModuleType:
 
 
 def call(path: str, name: str, **offered: Any) -> Any:
-    """Return what a function of the module gives, called with those arguments that it takes."""
+    """Call a function of the module with those arguments that it accepts; return its result."""
     function: Callable[..., Any] | None = getattr(load(path), name, None)
     if not callable(function):
         raise ConfigError(f"{path} has no function {name}()")
@@ -66,7 +66,7 @@ def call(path: str, name: str, **offered: Any) -> Any:
 
 
 def make(path: str, name: str, kind: type, kind_name: str, **offered: Any) -> Any:
-    """Return what ``call`` does, which must be of a ``kind`` of Keras 2."""
+    """Return the result of ``call``, which must be of a ``kind`` of Keras 2."""
     made = call(path, name, **offered)
     if not isinstance(made, kind):
         found = f"{type(made).__module__}.{type(made).__name__}"
@@ -75,7 +75,7 @@ def make(path: str, name: str, kind: type, kind_name: str, **offered: Any) -> An
 
 
 def which(name: str, *paths: str) -> str:
-    """Return the one of some files, of those that are Python files, that has a function; or ''."""
+    """Return the Python file that defines a function, or ''; raise ConfigError if several do."""
     modules = dict.fromkeys(path for path in paths if path.endswith(".py"))
     found = [path for path in modules if getattr(load(path), name, None) is not None]
     if len(found) > 1:
@@ -84,7 +84,7 @@ def which(name: str, *paths: str) -> str:
 
 
 def losses_and_metrics(*paths: str) -> list[tuple[str, str, PerExample]]:
-    """Return the own loss and metrics of some files: file, name and function of each."""
+    """Return the loss and metrics that some files define: file, name and function of each."""
     own: list[tuple[str, str, PerExample]] = []
     if path := which("loss", *paths):
         own.append((path, "loss", load(path).loss))

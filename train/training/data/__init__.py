@@ -1,7 +1,7 @@
-"""The examples to learn from and to test on: what they are, and their names.
+"""The examples to train on and to test on: types, names and fingerprints.
 
-This module imports neither TensorFlow nor numpy: options are checked without them. The others open
-the data, after the strategy is made: that may take operations of TensorFlow.
+This module imports neither TensorFlow nor numpy, because options are checked without them. The
+other modules open the data after the strategy is made, because they may run TensorFlow operations.
 """
 
 from __future__ import annotations
@@ -17,57 +17,57 @@ from typing import Any, Protocol, runtime_checkable
 from ..cluster import ConfigError
 
 NAMES = ("digits", "mnist", "fashion-mnist", "cifar10", "npz", "images", "tfrecord", "synthetic")
-#: Those of NAMES that can be fetched.
+#: Those of NAMES that can be downloaded.
 FETCHED = ("mnist", "fashion-mnist", "cifar10")
 
-#: Bytes up to which a fingerprint is of all: about a second's work.
+#: Maximum number of bytes to hash in full: about a second of work.
 ALL_BELOW = 256 << 20
-#: Beyond, this many bytes from the beginning and the end of this many files, or rows.
+#: For larger data, hash this many bytes from the start and the end of this many files or rows.
 SAMPLE_BYTES = 64 << 10
 SAMPLES = 1000
 
 
 class DataError(ConfigError):
-    """The data are missing or wrong: one line with what, where, and how to get it."""
+    """Data are missing or wrong: one line with the problem, the path and the remedy."""
 
 
 @runtime_checkable
 class Split(Protocol):
-    """Examples that can be fetched by their numbers, 0 to ``size`` - 1."""
+    """Examples that can be fetched by number, 0 to ``size`` - 1."""
 
     size: int
 
     def fetch(self, indices: Any) -> tuple[Any, Any]:
         """Return the examples at ``indices``, int64 [n]; a graph function for tf.data's map.
 
-        That is features [n, ...], float32, or uint8 for 0 to 1 (a byte where a float takes four,
-        see ``arrays.scaled``); and labels: classes, int64 of [n], or numbers, float32 of [n, ...].
+        Features are [n, ...], float32, or uint8 for 0 to 1 (a quarter of the memory, see
+        ``arrays.scaled``). Labels are classes, int64 [n], or numbers, float32 [n, ...].
         """
 
 
 @dataclass(frozen=True)
 class Data:
-    """A task's examples."""
+    """The examples of a task."""
 
-    #: Such as ``fashion-mnist``.
+    #: Name, such as ``fashion-mnist``.
     name: str
     train: Split
     test: Split
-    #: Of one example's features.
+    #: Shape of the features of an example.
     shape: tuple[int, ...]
-    #: How many there are, so labels are below it; None where labels are numbers.
+    #: Number of classes, which labels are below; None if labels are numbers.
     classes: int | None
-    #: SHA-256 in hex of what was read, the same on every host that has the same.
+    #: SHA-256 in hex of the data, the same on all hosts with the same data.
     fingerprint: str
-    #: Of one example's label: () for a class or a single number.
+    #: Shape of the label of an example: () for a class or a single number.
     label_shape: tuple[int, ...] = ()
 
 
 @contextmanager
 def naming(path: Path | str, *damage: type[Exception]) -> Iterator[None]:
-    """Turn what goes wrong while ``path`` is read into a DataError that names it.
+    """Turn errors while reading ``path`` into a DataError that names it.
 
-    ``damage`` are exceptions, besides OSError and EOFError, that a damaged file causes.
+    ``damage`` are the exceptions, besides OSError and EOFError, that a damaged file causes.
     """
     signs: tuple[type[Exception], ...] = (EOFError, *damage)
     try:
@@ -81,12 +81,12 @@ def naming(path: Path | str, *damage: type[Exception]) -> Iterator[None]:
 
 
 def text_fingerprint(*parts: object) -> str:
-    """Return the SHA-256 of data that follow from a few numbers and words."""
+    """Return the SHA-256 of data that are determined by some numbers and words."""
     return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
 
 
 def file_fingerprint(folder: Path, files: Sequence[Path], sizes: Sequence[int]) -> str:
-    """Return the SHA-256 of files: names, sizes and contents, above ALL_BELOW of a sample."""
+    """Return the SHA-256 of names, sizes and contents of files; above ALL_BELOW, of samples."""
     digest = hashlib.sha256()
     for path, size in zip(files, sizes, strict=True):
         digest.update(f"{path.relative_to(folder).as_posix()}\0{size}\0".encode())
@@ -104,6 +104,6 @@ def file_fingerprint(folder: Path, files: Sequence[Path], sizes: Sequence[int]) 
 
 
 def spread(count: int) -> list[int]:
-    """Return at most SAMPLES numbers below ``count``, at even distances."""
+    """Return at most SAMPLES evenly spaced numbers below ``count``."""
     taken = min(count, SAMPLES)
     return [number * count // taken for number in range(taken)]

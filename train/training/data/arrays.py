@@ -1,4 +1,4 @@
-"""Examples that lie in memory: a user's arrays, and what the readers of small files give."""
+"""Examples in memory: a user's arrays, and the contents of small files."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import tensorflow as tf
 from . import ALL_BELOW, Data, DataError, Split, naming, spread, text_fingerprint
 
 PARTS = ("train", "test")
-#: A serialised graph can have 2 GiB; some is left for the network.
+#: MiB to embed: a serialized graph is limited to 2 GiB, which must also hold the network.
 EMBEDDED_MB = 1500
 
 
 class ArraySplit:
-    """Examples in memory: features, uint8 or float32, and labels; numpy arrays."""
+    """Examples in memory: numpy arrays of features, uint8 or float32, and labels."""
 
     def __init__(self, features: Any, labels: Any) -> None:
         self.size, self._embedded = len(features), False
@@ -28,9 +28,9 @@ class ArraySplit:
         self._tensors: Any = None
 
     def embed(self) -> None:
-        """Put the data into the graphs themselves from now on, before the first fetch."""
-        # For graphs that run in other processes: what is captured is sent there with every call,
-        # what a graph holds only once.
+        """Embed the data in graphs; call it before the first fetch."""
+        # For graphs that run in other processes: captured tensors are sent with every call, those
+        # in a graph only once.
         size_mb = sum(array.nbytes for array in self._arrays) // 2**20
         if size_mb > EMBEDDED_MB:
             raise DataError(
@@ -40,7 +40,7 @@ class ArraySplit:
         self._embedded = True
 
     def fetch(self, indices: Any) -> tuple[Any, Any]:
-        """Return features and labels by number: see Split."""
+        """Return features and labels by number, see Split."""
         if self._embedded:
             features, labels = map(tf.constant, self._arrays)
         elif self._tensors is None:
@@ -54,17 +54,17 @@ class ArraySplit:
         return tf.gather(features, indices), tf.gather(labels, indices)
 
     def mean(self) -> Any:
-        """Return the mean of the features, ``scaled``, numpy float32; before a fetch."""
+        """Return the mean of the ``scaled`` features, numpy float32; call it before a fetch."""
         features = self._arrays[0]
         total = features.mean(axis=0, dtype="float64")
         return (total / 255 if features.dtype == "uint8" else total).astype("float32")
 
 
 def scaled(features: Any) -> Any:
-    """Return uint8 tensors as float32 from 0 to 1, and float32 tensors as they are."""
+    """Scale uint8 tensors to float32 from 0 to 1; return float32 tensors unchanged."""
     if features.dtype != tf.uint8:
         return features
-    # By multiplication: graphs are rewritten to it, and the bits shall be the same without one.
+    # Multiply, because graphs are rewritten to that, and the bits must be the same without one.
     return tf.cast(features, tf.float32) * tf.constant(1 / 255, tf.float32)
 
 
@@ -73,14 +73,15 @@ def from_arrays(name: str, train: Any, test: Any, *, classes: int | None = None)
 
     ``train`` and ``test`` are each one of these:
 
-    * a pair of arrays, features [n, ...] and labels [n, ...]. Features of uint8 are kept so, and
-      get an axis of one channel if they are [n, height, width]; all others become float32. Labels
-      of whole numbers [n] or [n, 1] are classes from 0, by default to the highest; others numbers;
-    * a ``tf.data.Dataset`` of single examples (features, labels) whose cardinality is known;
-    * anything with ``size`` and ``fetch``, see Split; both are then. Where labels are classes,
-      ``train`` has their number as its attribute ``classes``; it may have a ``fingerprint``.
+    * a pair of arrays, features [n, ...] and labels [n, ...]. Features of uint8 keep their type
+      and get a channel axis if they are [n, height, width]; all others become float32. Labels of
+      whole numbers [n] or [n, 1] are classes from 0, by default up to the highest; others are
+      numbers;
+    * a ``tf.data.Dataset`` of single examples (features, labels) with a known cardinality;
+    * an object with ``size`` and ``fetch``, see Split, for both. If labels are classes, the
+      attribute ``classes`` of ``train`` is their number. It may have a ``fingerprint``.
 
-    The last two take operations of TensorFlow: make the strategy first.
+    The last two run TensorFlow operations, so make the strategy first.
     """
     given = [isinstance(part, Split) for part in (train, test)]
     if all(given):
@@ -163,7 +164,7 @@ def _read_dataset(what: str, dataset: Any) -> tuple[Any, Any]:
 
 
 def _from_splits(name: str, train: Split, test: Split) -> Data:
-    """Return Data of objects that fetch by themselves, traced for what they give."""
+    """Return Data for objects with a ``fetch``, which is traced to find its types and shapes."""
     seen = []
     for part, split in zip(PARTS, (train, test), strict=True):
         if split.size < 1:
@@ -197,7 +198,7 @@ def _from_splits(name: str, train: Split, test: Split) -> Data:
 
 
 def _fingerprint(*arrays: Any) -> str:
-    """Return the SHA-256 of types, shapes and contents; of an array above ALL_BELOW of SAMPLES."""
+    """Return the SHA-256 of types, shapes and contents; above ALL_BELOW, of SAMPLES rows."""
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(f"{array.dtype.str}{array.shape}".encode())
@@ -217,7 +218,7 @@ def open_npz(folder: Path) -> Data:
     with naming(path, zipfile.BadZipFile, zlib.error, ValueError):
         if not zipfile.is_zipfile(path):
             raise DataError(f"{path}: damaged, or no archive that numpy.savez has made")
-        # Without pickles: they could run anything.
+        # Without pickles, because they can run arbitrary code.
         with np.load(path, allow_pickle=False) as archive:
             missing = [name for name in wanted if name not in archive.files]
             if missing:

@@ -1,7 +1,7 @@
 """Examples that are read from files when they are fetched: folders of images, TFRecords, TFDS.
 
-Nothing but graph operations fetches them: parameter servers run these in processes of their own,
-on the host that fetches. What cannot be read is named.
+They are fetched by graph operations alone, because parameter servers run these in other processes
+on the host that fetches. Errors name the files that cannot be read.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ TFDS = "tfds:"
 class FileSplit:
     """Examples that are read from files one by one, in parallel."""
 
-    #: Of a value for each example, or of files: what becomes tensors at the first fetch.
+    #: One value per example, or files; converted to tensors at the first fetch.
     columns: Sequence[Any]
-    #: From columns and an index, int64, to features, float32 of ``shape``, and a label.
+    #: Maps columns and an int64 index to features, float32 of ``shape``, and a label.
     load: Callable[..., tuple[Any, Any]]
-    #: From columns and indices [k] to the examples' names, strings of [k].
+    #: Maps columns and indices [k] to names of examples, strings [k].
     describe: Callable[..., Any]
     size: int
     shape: tuple[int, ...]
-    #: The tf.TensorSpec of one label.
+    #: The tf.TensorSpec of a label.
     label: Any
     _tensors: Any = None
 
     def fetch(self, indices: Any) -> tuple[Any, Any]:
-        """Return features and labels by number: see Split; the graph raises which are damaged."""
+        """Return features and labels by number, see Split; the graph names damaged examples."""
         if self._tensors is None:
             with tf.init_scope(), tf.device("CPU:0"):
                 self._tensors = [tf.constant(column) for column in self.columns]
@@ -57,8 +57,8 @@ class FileSplit:
             lambda place, index: (place, *self.load(*columns, index)),
             num_parallel_calls=tf.data.AUTOTUNE,
         )
-        # TensorFlow's own error would not name the file (the log holds the reason). With one
-        # element at the end that is always there, a batch comes about even if none can be read.
+        # TensorFlow's error would not name the file (the log has the reason). An extra element at
+        # the end is always readable, so that there is a batch even if nothing else is.
         last = (tf.constant(-1, tf.int64), tf.zeros(shape), tf.zeros(label.shape, label.dtype))
         elements = elements.ignore_errors(log_warning=True)
         elements = elements.concatenate(tf.data.Dataset.from_tensors(last))
@@ -66,7 +66,7 @@ class FileSplit:
         places, features, labels = (part[:-1] for part in batch)
         read = tf.scatter_nd(places[:, tf.newaxis], tf.ones_like(places), [count])
         names = self.describe(*columns, tf.boolean_mask(indices, read == 0)[:3])
-        # Not tf.debugging.assert_equal, which leaves the names out.
+        # Not tf.debugging.assert_equal, which would omit the names.
         complete = tf.debugging.Assert(
             tf.equal(tf.size(names), 0), ["examples that cannot be read or decoded:", names]
         )
@@ -78,7 +78,7 @@ class FileSplit:
 
 
 def chosen_size(content: bytes, asked: int) -> tuple[int, int]:
-    """Return height and width in pixels of all images: ``asked``, or those of the first for 0."""
+    """Return the height and width in pixels of all images: ``asked``, or if 0 that of the first."""
     if asked:
         return asked, asked
     with tf.device("CPU:0"):
@@ -87,7 +87,7 @@ def chosen_size(content: bytes, asked: int) -> tuple[int, int]:
 
 
 def decode_image(content: Any, size: Sequence[int]) -> Any:
-    """Return an encoded image as float32 of [*size, 3] from 0 to 1; its proportions may change."""
+    """Decode an image to float32 [*size, 3] from 0 to 1; its proportions may change."""
     image = tf.io.decode_image(content, channels=3, expand_animations=False)
     image.set_shape([None, None, 3])
     image = tf.image.resize(tf.cast(image, tf.float32), size, antialias=True)
@@ -100,7 +100,7 @@ def decode_image(content: Any, size: Sequence[int]) -> Any:
 def open_images(folder: Path, image_size: int) -> Data:
     """Return the images FOLDER/train/CLASS/*.jpg and FOLDER/test/CLASS/*.jpg.
 
-    A class has the number of its folder's name in ``train``, sorted.
+    A class number is the index of its folder in the sorted names of ``train``.
     """
     folder = folder.absolute()
     found: dict[str, list[tuple[Path, int, str]]] = {}
@@ -115,7 +115,7 @@ def open_images(folder: Path, image_size: int) -> Data:
     if unknown:
         raise DataError(f"images: {folder}/test has classes that train has not: {unknown}")
     first = found["train"][0][0]
-    # What the damage raises belongs to TensorFlow.
+    # For damaged images, TensorFlow raises its own errors.
     with naming(first, Exception):
         shape = (*chosen_size(first.read_bytes(), image_size), 3)
 
@@ -137,7 +137,7 @@ def open_images(folder: Path, image_size: int) -> Data:
 
 
 def _visible(folder: Path) -> list[Path]:
-    """Return what is in a folder, sorted, but for hidden files such as .DS_Store."""
+    """Return the sorted entries of a folder, except hidden files such as .DS_Store."""
     return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
 
 
@@ -161,7 +161,7 @@ def _images(kind: Path) -> list[tuple[Path, int, str]]:
 # ---------------------------------------------------------------------------------- TFRecord
 
 
-#: The records of some files: the files, the number of each record's file, and where it begins.
+#: The records of some files: the files, and for each record the number of its file and its offset.
 _Records = tuple[list[Path], Any, Any]
 
 
@@ -174,10 +174,10 @@ def _record_data(
     classes: int | None,
     *others: Path,
 ) -> Data:
-    """Return the examples in the records of two parts; the other files are in the fingerprint."""
+    """Return the examples in the records of two parts; the fingerprint includes other files."""
 
     def load(names: Any, numbers: Any, offsets: Any, index: Any) -> tuple[Any, Any]:
-        # Seeks, without a buffer reads just the record, and checks its CRCs.
+        # It seeks; without a buffer, it reads only the record, and checks its CRCs.
         reader = tf.raw_ops.TFRecordDatasetV2(
             filenames=[names[numbers[index]]],
             compression_type="",
@@ -206,10 +206,10 @@ def _record_data(
 def open_tfrecords(folder: Path, image_size: int) -> Data:
     """Return the examples in FOLDER/train*.tfrecord and FOLDER/test*.tfrecord.
 
-    An Example holds either ``image``, an encoded PNG or JPEG image, or ``x``, a list of floats; and
-    ``label``, an int64 class or a list of floats. ``features.json`` has what they do not:
-    ``{"classes": 10}`` where labels are classes, and ``"shape": [8, 8, 1]`` where ``x`` is no plain
-    vector. The files are not compressed: an example is read by its place.
+    An Example has either ``image``, an encoded PNG or JPEG, or ``x``, a list of floats, and a
+    ``label``, an int64 class or a list of floats. ``features.json`` adds ``{"classes": 10}`` if
+    labels are classes, and ``"shape": [8, 8, 1]`` if ``x`` is not a plain vector. The files must
+    not be compressed, because examples are read by offset.
     """
     folder = folder.absolute()
     described = folder / FEATURES_FILE
@@ -256,7 +256,7 @@ def _first_file(records: _Records) -> Path:
 
 
 def _read_features_file(path: Path) -> dict[str, Any]:
-    """Return what features.json holds, ``shape`` and ``classes``: nothing where there is none."""
+    """Return ``shape`` and ``classes`` of features.json; empty if the file does not exist."""
     if not path.exists():
         return {}
     with naming(path, ValueError):
@@ -273,7 +273,7 @@ def _read_features_file(path: Path) -> dict[str, Any]:
 
 
 def record_offsets(path: Path) -> Any:
-    """Return where each record of a file begins, numpy int64 [n], and check all lengths."""
+    """Return the offset of each record in a file, numpy int64 [n]; check all lengths."""
     offsets, headers, position = [], [], 0
     with naming(path), path.open("rb") as stream:
         size = path.stat().st_size
@@ -316,15 +316,15 @@ def _first_record(path: Path) -> Any:
     with tf.device("CPU:0"):
         try:
             return tf.data.TFRecordDataset(str(path)).take(1).get_single_element()
-        except tf.errors.DataLossError:  # with the name of a node
+        except tf.errors.DataLossError:  # names a graph node
             raise ValueError("its first record is no such record") from None
 
 
 def _specs(
     path: Path, given: dict[str, Any], image_size: int
 ) -> tuple[dict[str, Any], tuple[int, ...]]:
-    """Return what to parse of every Example, and the features' shape, as in the first of a file."""
-    # What the damage raises, DecodeError, belongs to a package beneath TensorFlow.
+    """Return the parser's specs for each Example and the features' shape, from the first one."""
+    # For damaged records, a package below TensorFlow raises DecodeError.
     with naming(path, Exception):
         fields = tf.train.Example.FromString(_first_record(path).numpy()).features.feature
     kinds = {name: fields[name].WhichOneof("kind") for name in sorted(fields)}
@@ -364,11 +364,12 @@ def _specs(
 
 
 def open_tfds(name: str, folder: Path, *, download: bool, image_size: int) -> Data:
-    """Return a data set of TensorFlow Datasets, such as ``mnist`` or ``mnist:3.0.1``, on disk.
+    """Return a data set of TensorFlow Datasets on disk, such as ``mnist`` or ``mnist:3.0.1``.
 
-    Its files are TFRecords; its splits ``train`` and ``test``, or else ``validation``. Where it is
-    not prepared in ``folder``, the package's ``data_dir``, one process at a time does so if
-    ``download``. An ``image_size`` of 0 is that which all images have, or else of the first one.
+    Its files are TFRecords; its splits ``train`` and ``test``, or else ``validation``. ``folder``
+    is the package's ``data_dir``. If ``download``, a data set that is not prepared there is
+    prepared, by one process at a time. An ``image_size`` of 0 means the common size of all images,
+    or else that of the first.
     """
     try:
         import tensorflow_datasets as tfds
@@ -385,7 +386,7 @@ def open_tfds(name: str, folder: Path, *, download: bool, image_size: int) -> Da
             with (folder / ".prepared-by-one").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 builder.download_and_prepare()
-    except Exception as error:  # the package raises many
+    except Exception as error:  # the package raises many types
         reason = next(filter(None, str(error).splitlines()), type(error).__name__)
         raise DataError(f"{where} cannot be opened: {reason}") from error
     if not builder.is_prepared():

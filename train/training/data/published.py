@@ -1,8 +1,8 @@
-"""Small data sets as they are published: digits, MNIST, Fashion-MNIST, CIFAR-10; and fetches them.
+"""Small published data sets (digits, MNIST, Fashion-MNIST, CIFAR-10), and their download.
 
-The digits lie beside this module: the test set of "Optical Recognition of Handwritten Digits" by
-E. Alpaydin and C. Kaynak (1998, doi:10.24432/C50P49, CC BY 4.0), in the file that scikit-learn's
-``load_digits`` reads. The others are fetched only if that is asked for.
+The digits are stored next to this module. They are the test set of "Optical Recognition of
+Handwritten Digits" by E. Alpaydin and C. Kaynak (1998, doi:10.24432/C50P49, CC BY 4.0), in the file
+that scikit-learn's ``load_digits`` reads. The others are downloaded only on request.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ import numpy as np
 from . import Data, DataError, naming
 from .arrays import from_arrays
 
-#: Of each of these data sets.
+#: Number of classes in each of these data sets.
 CLASSES = 10
-#: Seconds without a byte after which a server is given up.
+#: Seconds without a byte before a download is abandoned.
 PATIENCE = 60
 
 
 @dataclass(frozen=True)
 class Published:
-    """A file in the folder ``address``, its hash in hex, and that of what a .gz file holds."""
+    """A file at the URL ``address``, with hashes in hex of it and of the contents of a .gz."""
 
     file: str
     address: str
@@ -43,8 +43,8 @@ class Published:
     content: str = ""
 
 
-#: The files that --download fetches, by data set, which the role training_data reads, too. MNIST's
-#: are a copy that Google keeps for TensorFlow: the authors' own server no longer gives them.
+#: The files of --download by data set, also used by the role training_data. Those of MNIST are
+#: Google's copy for TensorFlow, because the authors' server no longer offers them.
 PUBLISHED = {
     name: [Published(file, one["address"], **hashes) for file, hashes in one["files"].items()]
     for name, one in json.loads(Path(__file__).with_name("published.json").read_text()).items()
@@ -52,10 +52,10 @@ PUBLISHED = {
 
 
 def fetch_published(published: Published, folder: Path) -> None:
-    """Fetch a file into ``folder``, whole and verified or not at all; several may do so at once."""
+    """Download a file into ``folder``, verified or not at all; processes may do so in parallel."""
     address, target = published.address + published.file, folder / published.file
     hashed = hashlib.sha256()
-    # In the same folder, so that it can be renamed.
+    # In the same folder so that it can be renamed.
     temporary = folder / f".{published.file}.{os.urandom(8).hex()}.part"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ def fetch_published(published: Published, folder: Path) -> None:
 
 
 def open_digits() -> Data:
-    """Return 1437 examples to train on and 360 to test on: every fifth one, whatever the seed."""
+    """Return 1437 examples to train on and 360 to test on: every fifth, for any seed."""
     path = Path(__file__).with_name("digits.csv.gz")
     with naming(path, ValueError):
         table = np.loadtxt(path, delimiter=",", dtype=np.float32)
@@ -97,15 +97,15 @@ def open_digits() -> Data:
 
 # ---------------------------------------------------------------------------------- MNIST
 
-#: Where Debian's package dataset-fashion-mnist puts its files.
+#: The folder of Debian's package dataset-fashion-mnist.
 DEBIAN_FOLDERS = {"fashion-mnist": Path("/usr/share/datasets/fashion-mnist")}
 FILES = [published.file.removesuffix(".gz") for published in PUBLISHED["mnist"]]
-#: SHA-256 of the test labels: both data sets call their files alike.
+#: SHA-256 of the test labels, because both data sets have the same file names.
 TEST_LABELS = {name: PUBLISHED[name][3].content for name in ("mnist", "fashion-mnist")}
 
 
 def open_idx(name: str, folder: Path, *, download: bool) -> Data:
-    """Return ``mnist`` or ``fashion-mnist``, of four files as published or without ``.gz``."""
+    """Return ``mnist`` or ``fashion-mnist`` from four files as published or without ``.gz``."""
     files = _find_idx(name, folder, download)
     raw = [_read_bytes(path) for path in files]
     found = hashlib.sha256(raw[3]).hexdigest()
@@ -121,7 +121,7 @@ def open_idx(name: str, folder: Path, *, download: bool) -> Data:
 
 
 def _find_idx(name: str, folder: Path, download: bool) -> list[Path]:
-    """Return the four files of the first place that has any, fetched there if that is asked."""
+    """Return the four files in the first folder that has any; download them on request."""
     packaged = DEBIAN_FOLDERS.get(name)
     places = [folder, packaged] if packaged else [folder]
     for place in places:
@@ -158,7 +158,7 @@ def _read_bytes(path: Path) -> bytes:
 def parse(content: bytes, path: Path, axes: int) -> Any:
     """Return the uint8 array of an IDX file: two zeros, type, number of axes, lengths, values."""
     start = 4 + 4 * axes
-    # The third byte, 8, is for values that are unsigned bytes.
+    # A third byte of 8 means unsigned bytes.
     if len(content) < start or content[:4] != bytes([0, 0, 8, axes]):
         begins = f"it begins with {content[:4].hex(' ')}"
         raise DataError(f"{path}: no IDX file of bytes with {axes} axes; {begins}")
@@ -174,13 +174,13 @@ def parse(content: bytes, path: Path, axes: int) -> Any:
 SIDE = 32
 #: Bytes of an example.
 ROW = 1 + 3 * SIDE * SIDE
-#: The archive, its folder when it is extracted, and its files: those to train on, and to test on.
+#: The archive, its folder when extracted, and its files to train on and to test on.
 ARCHIVE, EXTRACTED = "cifar-10-binary.tar.gz", "cifar-10-batches-bin"
 BATCHES = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
 
 
 def open_cifar10(folder: Path, *, download: bool) -> Data:
-    """Return CIFAR-10 of a folder with the archive or what was in it; fetched if ``download``."""
+    """Return CIFAR-10 from a folder with the archive or its contents; may ``download`` it."""
     (published,) = PUBLISHED["cifar-10-binary"]
     source = next((p for p in (folder / EXTRACTED, folder / ARCHIVE) if p.exists()), folder)
     if source == folder and not (folder / BATCHES[0]).exists():
@@ -201,7 +201,7 @@ def open_cifar10(folder: Path, *, download: bool) -> Data:
         if not content or len(content) % ROW:
             found = f"{len(content)} bytes, no multiple of {ROW}"
             raise DataError(f"{source}/{name}: cut short or damaged: {found}")
-        # A byte of label, then planes of red, green and blue, which become three channels.
+        # A label byte, then planes of red, green and blue, which become three channels.
         table = np.frombuffer(content, np.uint8).reshape(-1, ROW)
         images = table[:, 1:].reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)
         batches.append((np.ascontiguousarray(images), table[:, 0].astype(np.int64)))

@@ -1,7 +1,7 @@
-"""Made-up images that can be learned: no file, and the same everywhere.
+"""Synthetic images that can be learned, without files, and the same everywhere.
 
-An image is its class's coarse pattern under noise. Both follow from the seed and the example's
-number by a hash in whole numbers, in the graph, so any number of examples takes no memory.
+An image is the coarse pattern of its class, with noise. Both are whole-number hashes of the seed
+and the example's number, computed in the graph, so that any number of examples takes no memory.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from .arrays import scaled
 SHAPE = (32, 32, 3)
 PIXELS = math.prod(SHAPE)
 CLASSES = 10
-#: Height and width of the squares of a pattern, in pixels.
+#: Height and width in pixels of the squares in a pattern.
 SQUARE = 8
-#: Part of the fingerprint: change it with what is drawn.
+#: Part of the fingerprint: increase it when the images change.
 VERSION = 1
 
 
 class SyntheticSplit:
-    """Made-up examples; ``part`` is 0 to train on, 1 to test on: others of the same classes."""
+    """Synthetic examples; ``part`` 0 to train, 1 to test with others of the same classes."""
 
     def __init__(self, size: int, seed: int, part: int) -> None:
         self.size = size
@@ -35,8 +35,8 @@ class SyntheticSplit:
         """Return features and labels by number: see Split."""
         keys = _draw(self._seed, self._part, indices)
         labels = tf.cast(mix(keys) % CLASSES, tf.int32)
-        # Four pixels in a number: a quarter of a pattern's 0 to 255 and three quarters of the
-        # noise's are 63 and 189 at most, so no sum reaches the next pixel.
+        # Add four pixels in one number: a quarter of a pattern's 0 to 255 and three quarters of the
+        # noise's are at most 63 and 189, so that no sum overflows into the next pixel.
         noise = 3 * _quarters(_words(keys, PIXELS // 4))
         words = tf.gather(self._patterns(), labels) + noise
         features = scaled(tf.reshape(tf.bitcast(words, tf.uint8), [-1, *SHAPE]))
@@ -44,7 +44,7 @@ class SyntheticSplit:
         return features, tf.cast(labels, tf.int64)
 
     def _patterns(self) -> Any:
-        """Return each class's share of the pixels, uint32 [CLASSES, PIXELS / 4]."""
+        """Return the contribution of each class to the pixels, uint32 [CLASSES, PIXELS / 4]."""
         height, width, channels = SHAPE
         rows, columns = height // SQUARE, width // SQUARE
         classes = _draw(self._seed, 2, tf.range(CLASSES))
@@ -55,25 +55,25 @@ class SyntheticSplit:
 
 
 def _draw(seed: int, stream: int, numbers: Any) -> Any:
-    """Return a uint32 for each number; streams are independent."""
+    """Return a random uint32 for each number; streams are independent."""
     key = mix(mix(word(seed)) + word(stream))
     return mix(tf.bitwise.bitwise_xor(tf.cast(numbers, tf.uint32), key))
 
 
 def _words(keys: Any, count: int) -> Any:
     """Return ``count`` words for each of the keys [n]: uint32 [n, count]."""
-    # The odd factor (2 ** 32 over the golden ratio) sets neighbouring places far apart.
+    # The odd factor (2 ** 32 over the golden ratio) spreads neighbouring positions far apart.
     places = tf.cast(tf.range(1, count + 1), tf.uint32) * word(0x9E3779B9)
     return mix(keys[:, tf.newaxis] + places[tf.newaxis, :])
 
 
 def _quarters(words: Any) -> Any:
-    """Return uint32 tensors, each byte 0 to 63 in place of 0 to 255."""
+    """Return uint32 tensors with each byte scaled from 0..255 to 0..63."""
     return tf.bitwise.bitwise_and(tf.bitwise.right_shift(words, word(2)), word(0x3F3F3F3F))
 
 
 def open_synthetic(examples: int, seed: int) -> Data:
-    """Return ``examples`` made-up images to train on, and a fifth as many to test on."""
+    """Return ``examples`` synthetic images to train on, and a fifth as many to test on."""
     train = SyntheticSplit(examples, seed, 0)
     test = SyntheticSplit(max(1, examples // 5), seed, 1)
     fingerprint = text_fingerprint("synthetic", VERSION, examples, seed)
