@@ -1,6 +1,6 @@
-"""What ``playbooks/setup.yml`` prints: a line for each step that changed hosts, and signs of life.
+"""Output of ``playbooks/setup.yml``: a line per step that changed hosts, and progress messages.
 
-All other playbooks print what Ansible's default callback prints, and so does this one with ``-v``.
+With ``-v`` and for all other playbooks, the output is that of Ansible's default callback.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ansible.plugins.callback.default import CallbackModule as Default
 from ansible.utils.fqcn import add_internal_fqcns
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-# Ansible imports plugins without their surroundings.
+# Ansible imports plugins without the project on sys.path.
 sys.path.insert(0, str(REPOSITORY))
 
 from train.gang.login_failures import names_of
@@ -39,19 +39,19 @@ DOCUMENTATION = """
 
 #: The playbook with the short output.
 PLAYBOOK = REPOSITORY / "playbooks/setup.yml"
-#: The names of the module whose messages are for people.
+#: The names of the debug module, whose messages are for people.
 DEBUG = add_internal_fqcns(("debug",))
-#: Seconds without a line after which one says what is still running, and between two looks.
+#: Seconds without output before a line shows what is still running, and between two checks.
 QUIET_S, LOOK_S = 15.0, 1.0
-#: Seconds from which on the time that a step took is worth mentioning.
+#: Minimum seconds of a step whose duration is shown.
 LONG_S = 5.0
 WIDTH = 80
-#: A space at which no line ends.
+#: A space at which lines are not broken.
 JOINED = "\N{NO-BREAK SPACE}"
 
 
 class Step:
-    """A task at work: the hosts that it runs on and what came of it, by text."""
+    """A running task: its hosts, and its results by text."""
 
     def __init__(self, task: Any) -> None:
         self.name = task.get_name().rpartition(" : ")[2].strip()
@@ -63,30 +63,31 @@ class Step:
         self.texts: dict[tuple[str, str], list[str]] = {}
 
     def add(self, kind: str, text: str, host: str) -> None:
-        """Note what a host has to say."""
+        """Record the text of a host."""
         self.texts.setdefault((kind, text), []).append(host)
 
     def failed(self) -> bool:
-        """Return whether a host has failed or is unreachable."""
+        """Return whether any host has failed or is unreachable."""
         return any(kind != "message" for kind, _ in self.texts)
 
     def seconds(self) -> float:
-        """Return how long the step has taken so far."""
+        """Return the seconds since the step started."""
         return time.monotonic() - self.began
 
     def duration(self) -> str:
-        """Return the same for people, to be kept on one line."""
+        """Return that time for people, as text that stays on one line."""
         return f"({self.seconds():.0f}{JOINED}s)"
 
 
 def names(hosts: Sequence[str]) -> str:
-    """Return the names of hosts in their natural order: node-2 before node-10."""
+    """Return host names in natural order: node-2 before node-10."""
     return names_of(sorted(hosts, key=lambda host: (len(host), host)))
 
 
 def is_rescued(task: Any) -> bool:
-    """Return whether the playbook goes on after a failure of a task: a block around it has a rescue
-    section.
+    """Return whether the playbook continues after a failure of a task.
+
+    That is the case if a block around it has a rescue section.
     """
     within = {task._uuid}
     parent = task._parent
@@ -99,7 +100,7 @@ def is_rescued(task: Any) -> bool:
 
 
 def explain(result: dict[str, Any]) -> str:
-    """Return all that a failed result says: message, and what a command printed."""
+    """Return the full text of a failed result: the message and the output of a command."""
     if result.get("results") and any(item.get("failed") for item in result["results"]):
         failed = [item for item in result["results"] if item.get("failed")]
         return "\n".join(dict.fromkeys(explain(item) for item in failed))
@@ -113,8 +114,9 @@ def explain(result: dict[str, Any]) -> str:
 
 
 def wrapped(text: str, indent: str) -> Iterator[str]:
-    """Yield a text's lines within the width; words such as paths stay whole, and so do commands,
-    which are lines that begin with spaces.
+    """Yield a text's lines, wrapped to the width.
+
+    Words, such as paths, are not broken, nor are commands, which are lines that start with spaces.
     """
     for line in text.splitlines():
         lines = [indent + line]
@@ -131,7 +133,7 @@ def wrapped(text: str, indent: str) -> Iterator[str]:
 
 
 class CallbackModule(Default):  # type: ignore[misc]
-    """Ansible's default callback, with a short form."""
+    """Ansible's default callback with a short format."""
 
     CALLBACK_VERSION = 2.0
     CALLBACK_TYPE = "stdout"
@@ -142,11 +144,11 @@ class CallbackModule(Default):  # type: ignore[misc]
         self._short = False
         self._check_mode = False
         self._step: Step | None = None
-        self._heading: str | None = None  # of a play that has no line yet
+        self._heading: str | None = None  # of a play without a line so far
         self._printed_at = time.monotonic()
         self._ended = threading.Event()
 
-    # The events of a run
+    # Events of a run
 
     def v2_playbook_on_start(self, playbook: Any) -> None:
         path = Path(playbook._file_name).resolve()
@@ -190,7 +192,7 @@ class CallbackModule(Default):  # type: ignore[misc]
         self._ended.set()
         if self._step is not None and self._step.failed():
             self._flush()
-        # What the last step has to say comes last.
+        # The result of the last step comes last.
         last, self._step = self._step, None
         self._print("PLAY RECAP")
         for host in sorted(stats.processed):
@@ -207,7 +209,7 @@ class CallbackModule(Default):  # type: ignore[misc]
         self._step = last
         self._flush()
 
-    # The results of a task
+    # Results of a task
 
     def v2_runner_on_ok(self, result: Any) -> None:
         if not self._short:
@@ -242,8 +244,8 @@ class CallbackModule(Default):  # type: ignore[misc]
         if self._short:
             self._end_of(result)
 
-    # Changes and failures of a loop's items are shown with its result, and what is tried again when
-    # it has ended.
+    # Changes and failures of loop items are shown with the loop's result, and retries when they
+    # have ended.
 
     def v2_runner_item_on_ok(self, result: Any) -> None:
         if not self._short:
@@ -275,7 +277,7 @@ class CallbackModule(Default):  # type: ignore[misc]
         self._flush()
         self._print("No host is left.", constants.COLOR_ERROR)
 
-    # The lines
+    # Lines
 
     @staticmethod
     def _is_message(result: Any) -> bool:
@@ -290,7 +292,7 @@ class CallbackModule(Default):  # type: ignore[misc]
             self._step.add("message", "\n".join(map(str, lines)), result.host.get_name())
 
     def _end_of(self, result: Any) -> str:
-        """Return the result's host, on which the step runs no more."""
+        """Return the host of a result, and mark the step as ended on it."""
         host: str = result.host.get_name()
         if self._step is not None and host in self._step.running:
             self._step.running.remove(host)
@@ -302,7 +304,7 @@ class CallbackModule(Default):  # type: ignore[misc]
         self._printed_at = time.monotonic()
 
     def _flush(self) -> None:
-        """Print what came of the last step."""
+        """Print the results of the last step."""
         step, self._step = self._step, None
         if step is None:
             return
@@ -321,7 +323,7 @@ class CallbackModule(Default):  # type: ignore[misc]
                 self._print(text, color, "    ")
 
     def _show_life(self, ended: threading.Event) -> None:
-        """Say from time to time what is still running, until the run has ended."""
+        """Print at intervals what is still running, until the run has ended."""
         while not ended.wait(LOOK_S):
             step = self._step
             if step is not None and time.monotonic() - self._printed_at >= QUIET_S:

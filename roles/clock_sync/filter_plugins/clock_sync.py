@@ -1,8 +1,8 @@
-"""Ansible filters: which hosts follow no time source, and how far their clocks are apart.
+"""Ansible filters: hosts without a time source, and differences between the hosts' clocks.
 
-A reading is a line with two times: the control node's, just before it asked, and the host's. The
-control node's time in the next line is later than the answer, so two lines in a row bound how far
-the host's clock is ahead of the control node's.
+A reading is a line with two times: the control node's before the request, and the host's. The
+control node's time in the next line is later than the answer, so two consecutive lines bound how
+far the host's clock is ahead of the control node's.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ _READING = re.compile(r"(\d{1,12}\.\d{1,9}) (\d{1,12}\.\d{1,9})")
 
 
 def without_source(hosts: Iterable[str], hostvars: Mapping[str, Any]) -> list[str]:
-    """Return the hosts on which chrony is missing, or has not chosen a source."""
+    """Return the hosts on which chrony is missing or has not selected a source."""
     return [host for host in hosts if _of(hostvars, host, "clock_sync_clock").get("rc") != 0]
 
 
 def compare(
     hosts: Iterable[str], hostvars: Mapping[str, Any], without: Iterable[str], allowed: float
 ) -> dict[str, Any]:
-    """Compare the clocks of hosts with the one that most of them agree with.
+    """Compare the hosts' clocks with the one that most of them agree with.
 
     Args:
-        hosts: those that were asked.
-        hostvars: their variables; ``clock_sync_readings`` is the result of the task that asked.
-        without: those that follow no source. The others' clocks count first.
+        hosts: the hosts that were read.
+        hostvars: their variables; ``clock_sync_readings`` is the result of the reading task.
+        without: hosts without a time source. The clocks of the others take precedence.
         allowed: seconds that two clocks may differ.
 
     Returns:
-        ``reference``: the host whose clock is taken for the right one. ``ahead``: by host, seconds
-        that its clock is ahead of that one, as close to 0 as its readings allow. ``agree``: hosts
-        whose clocks do not differ from that one by more than ``allowed``. ``within``: the seconds
-        within which those agree. ``unread``: hosts whose answers cannot be read.
+        ``reference``: the host whose clock is considered right. ``ahead``: by host, seconds that
+        its clock is ahead of the reference, as close to 0 as its readings allow. ``agree``: hosts
+        whose clocks differ from it by at most ``allowed``. ``within``: the seconds within which
+        those agree. ``unread``: hosts with unreadable answers.
     """
     bounds: dict[str, tuple[float, float]] = {}
     unread = []
@@ -67,7 +67,7 @@ def compare(
 
 
 def bounds_of(answers: Iterable[str]) -> tuple[float, float] | None:
-    """Return between how many seconds a clock is ahead of the control node's, by its readings."""
+    """Return the bounds in seconds by which a clock is ahead of the control node's."""
     found = [_READING.fullmatch(answer.strip()) for answer in answers]
     times = [(float(match[1]), float(match[2])) for match in found if match]
     bounds = [(theirs - later, theirs - asked) for (asked, theirs), (later, _) in pairwise(times)]
@@ -75,12 +75,12 @@ def bounds_of(answers: Iterable[str]) -> tuple[float, float] | None:
 
 
 def _ahead(one: tuple[float, float], other: tuple[float, float]) -> float:
-    """Return how far a clock is ahead of another one, at least; 0 if they may be the same."""
+    """Return the minimum that a clock is ahead of another; 0 if they may be the same."""
     return max(one[0] - other[1], 0.0) + min(one[1] - other[0], 0.0)
 
 
 def _of(hostvars: Mapping[str, Any], host: str, name: str) -> Mapping[str, Any]:
-    """Return the registered result of a host's task; empty if there is none."""
+    """Return the registered result of a host's task, or an empty mapping."""
     result: Mapping[str, Any] = hostvars[host].get(name, {})
     return result
 
@@ -89,5 +89,5 @@ class FilterModule:
     """The role's filters."""
 
     def filters(self) -> dict[str, Any]:
-        """Return them by name."""
+        """Return the filters by name."""
         return {f"clock_sync_{f.__name__}": f for f in (without_source, compare)}

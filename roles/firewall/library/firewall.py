@@ -1,7 +1,7 @@
 #!/usr/bin/python
-"""Ansible module: an nftables table that keeps strangers off TensorFlow's ports.
+"""Ansible module: an nftables table that restricts access to TensorFlow's ports.
 
-Standard library only, Python 3.8 and newer: it runs under the host's plain python3.
+Standard library only, Python 3.8 or newer: it runs with the host's python3.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ from ansible.module_utils.firewall_setup.others import warnings_of
 
 
 def present(module: AnsibleModule, nft: str) -> None:
-    """Load the rules if they differ, and end the module."""
+    """Load the rules if they differ, and exit the module."""
     params = module.params
     if params["confirm_timeout"] < 2:
         module.fail_json(msg="confirm_timeout is %d: use 2 or more" % params["confirm_timeout"])

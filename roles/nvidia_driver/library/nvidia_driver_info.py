@@ -1,7 +1,7 @@
 #!/usr/bin/python
-"""Ansible module: the NVIDIA GPUs of a host, their driver, and what may keep one from being loaded.
+"""Ansible module: a host's NVIDIA GPUs, their driver, and obstacles to loading one.
 
-Standard library only, Python 3.8 and newer: it runs under the host's plain python3.
+Standard library only, Python 3.8 or newer: it runs with the host's python3.
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
 
-#: What all files but the PCI listing are relative to; tests put a folder here.
+#: Root of all paths except the PCI listing; tests use a folder.
 ROOT = "/"
-#: What the driver's module is called on the disk; the last two are Debian's names.
+#: Names of the driver's module on disk; the last two are Debian's.
 MODULES = ("nvidia", "nvidia-current", "nvidia-current-open")
-#: The public half of the key that DKMS signs with: Debian and Red Hat, Ubuntu.
+#: The public part of DKMS's signing key: Debian and Red Hat, Ubuntu.
 SIGNING_KEYS = ("var/lib/dkms/mok.pub", "var/lib/shim-signed/mok/MOK.der")
-#: Properties of nvidia-smi, and what they are called here.
+#: Properties of nvidia-smi, and their names in the result.
 FIELDS = {
     "pci.bus_id": "pci",
     "index": "index",
@@ -94,12 +94,12 @@ FIELDS = {
 
 
 def path(*parts: str) -> str:
-    """Return where a file is; an absolute part stays what it is."""
+    """Return the path of a file below ROOT; absolute parts are kept."""
     return os.path.join(ROOT, *parts)
 
 
 def read(*parts: str) -> str:
-    """Return a file's text, empty if it cannot be read."""
+    """Return a file's text, or an empty text if it cannot be read."""
     try:
         with open(path(*parts), encoding="utf-8", errors="replace") as stream:
             return stream.read().strip()
@@ -108,13 +108,13 @@ def read(*parts: str) -> str:
 
 
 def run(module: AnsibleModule, *command: str) -> Tuple[int, str]:
-    """Run a program for two minutes at most: nvidia-smi initializes every GPU, seconds each."""
+    """Run a program for up to two minutes: nvidia-smi takes seconds to initialize each GPU."""
     status, output, error = module.run_command(["timeout", "120", *command])
     return status, (output + error).strip() or "%s ended with status %d" % (command[0], status)
 
 
 def pci_gpus(pci_root: str) -> List[Dict[str, Any]]:
-    """Return NVIDIA's display controllers of a PCI listing."""
+    """Return the NVIDIA display controllers in a PCI listing."""
     gpus = []
     for folder in sorted(glob.glob(os.path.join(pci_root, "*"))):
         link = os.path.join(folder, "driver")
@@ -132,13 +132,13 @@ def pci_gpus(pci_root: str) -> List[Dict[str, Any]]:
 
 
 def parse_query(output: str) -> Dict[str, Dict[str, Any]]:
-    """Return the GPUs that ``nvidia-smi --query-gpu`` shows, by address as sysfs writes it."""
+    """Return the GPUs in the output of ``nvidia-smi --query-gpu``, by address as in sysfs."""
     gpus = {}
     for line in output.splitlines():
         values = [value.strip() for value in line.split(", ")]
         if len(values) != len(FIELDS):
             continue
-        # "[N/A]", "[Not Supported]"; without brackets in some fields and versions
+        # "[N/A]", "[Not Supported]"; some fields and versions omit the brackets
         known = [None if value.startswith("[") or value == "N/A" else value for value in values]
         gpu: Dict[str, Any] = {name: known[i] for i, name in enumerate(FIELDS.values())}
         for name in ("index", "memory_mib"):
@@ -151,14 +151,14 @@ def parse_query(output: str) -> Dict[str, Dict[str, Any]]:
 
 
 def loaded_driver() -> Optional[Dict[str, Any]]:
-    """Return version and kind of the NVIDIA driver in the kernel."""
+    """Return the version and kind of the NVIDIA driver in the kernel."""
     line = read("proc/driver/nvidia/version").partition("\n")[0]
     found = re.search(r"^NVRM version:.*?\s([0-9]+\.[0-9]+(?:\.[0-9]+)?)(\s|$)", line)
     return {"version": found.group(1), "open": "Open Kernel" in line} if found else None
 
 
 def module_version(module: AnsibleModule) -> Optional[str]:
-    """Return the version of the driver's module on the disk."""
+    """Return the version of the driver's module on disk."""
     for name in MODULES:
         status, output = run(module, "modinfo", "-F", "version", name)
         if status == 0 and re.fullmatch(r"[0-9]+\.[0-9]+(\.[0-9]+)?", output):
@@ -167,11 +167,11 @@ def module_version(module: AnsibleModule) -> Optional[str]:
 
 
 def secure_boot(module: AnsibleModule) -> Tuple[bool, bool]:
-    """Return whether the firmware checks signatures, and whether it knows the key of DKMS."""
+    """Return whether the firmware checks signatures, and whether it trusts the key of DKMS."""
     enabled = enrolled = False
     for variable in glob.glob(path("sys/firmware/efi/efivars/SecureBoot-*")):
         with open(variable, "rb") as stream:
-            enabled = stream.read()[4:5] == b"\x01"  # after four bytes of attributes
+            enabled = stream.read()[4:5] == b"\x01"  # preceded by four bytes of attributes
     for key in SIGNING_KEYS:
         if enabled and os.path.exists(path(key)):
             answer = run(module, "mokutil", "--test-key", path(key))[1]
@@ -180,14 +180,14 @@ def secure_boot(module: AnsibleModule) -> Tuple[bool, bool]:
 
 
 def is_container() -> bool:
-    """Whether the host shares its kernel with the machine that it runs on."""
+    """Return whether the host shares its kernel with the machine that it runs on."""
     marks = ("run/systemd/container", ".dockerenv", "run/.containerenv")
     environment = "\0" + read("proc/1/environ")
     return any(os.path.exists(path(mark)) for mark in marks) or "\0container=" in environment
 
 
 def dpkg_interrupted() -> bool:
-    """Whether dpkg was ended in the middle of its work."""
+    """Return whether dpkg was interrupted."""
     half = r"^Status: .* (?!installed$|config-files$|not-installed$)\S+$"
     status = re.search(half, read("var/lib/dpkg/status"), re.MULTILINE)
     return bool(status or glob.glob(path("var/lib/dpkg/updates/*")))
@@ -216,7 +216,7 @@ def main() -> None:
             modes.append(gpu.pop("persistence", None))
         error = output if status else None if shown else "nvidia-smi shows no GPU"
         status, output = run(module, "nvidia-smi", "topo", "-m")
-        if status == 0:  # with terminal codes, even in a pipe
+        if status == 0:  # contains terminal codes, even in a pipe
             topology = re.sub(r"\x1b\[[0-9;]*m", "", output).splitlines()
     enabled, enrolled = secure_boot(module)
     module.exit_json(

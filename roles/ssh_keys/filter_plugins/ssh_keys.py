@@ -1,7 +1,7 @@
-"""What the hosts of a cluster must know of one another, computed once from what they report.
+"""Records about each other that all hosts of a cluster need, computed once from their reports.
 
-Every host trusts these records. So names, ports and, where they are known, addresses come from the
-inventory: no host can call itself another one, or let itself in from anywhere.
+Every host trusts these records. Therefore names, ports and, if known, addresses come from the
+inventory: no host can impersonate another, or grant itself access from anywhere.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
-# Neither ssh's patterns nor a second line can be made of these.
+# No ssh patterns or line breaks are possible with these characters.
 NAME = r"[A-Za-z0-9_][A-Za-z0-9_.:-]*"
 USER = r"[A-Za-z0-9_][A-Za-z0-9_.@+-]*"
 KEY = r"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI[A-Za-z0-9+/]{43}"
@@ -24,12 +24,12 @@ KNOWN = re.compile(rf"\[?({NAME})(?:\]:[0-9]+)?(?:,\S+)? ({HOST_KEY})")
 
 
 def is_loopback(name: str) -> bool:
-    """Whether a name or an address means another machine on each host."""
+    """Return whether a name or an address means a different machine on each host."""
     return name == "localhost" or name.endswith(".localhost") or bool(re.match(r"127\.|::1$", name))
 
 
 def addresses_of(names: Iterable[str]) -> list[str]:
-    """Return the IP addresses among the names that another host can use."""
+    """Return the IP addresses among the names that other hosts can use."""
     found = []
     for name in names:
         try:
@@ -42,7 +42,7 @@ def addresses_of(names: Iterable[str]) -> list[str]:
 
 
 def place_of(member: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return where a machine is: for the other hosts, and for Ansible."""
+    """Return how the other hosts, and Ansible, reach a machine."""
     name = member["name"]
     outer = str(member.get("outer") or variables.get("ansible_host") or name)
     outer_port = int(member.get("ssh_port") or variables.get("ansible_port") or 22)
@@ -72,9 +72,9 @@ def place_of(member: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[st
 def ssh_keys_places(
     members: Sequence[Mapping[str, Any]], played: Sequence[str], hostvars: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return where each machine is, by the inventory host that the role works on.
+    """Return how each machine is reached, by the inventory host that the role runs on.
 
-    A machine that only it itself can reach has no others to log in to: it is left out.
+    A machine that only itself can reach is left out, because no others can log in.
     """
     members = members or [{"name": host} for host in played]
     every = {m["name"]: place_of(m, hostvars[m["name"]]) for m in members}
@@ -94,7 +94,7 @@ def ssh_keys_places(
                 f"{first[main]} and {name} have one address, {main[0]} port {main[1]}: set "
                 "ssh_keys_address or ssh_keys_port, or make them one member if they are one machine"
             )
-        # Behind one gateway, several hosts may have Ansible's address in common.
+        # Several hosts behind a gateway may share Ansible's address.
         place["endpoints"] = [main, *(e for e in rest if uses[e] == 1 and not is_loopback(e[0]))]
     return places
 
@@ -102,7 +102,7 @@ def ssh_keys_places(
 def ssh_keys_report(
     user: str, keys: Sequence[str], host_keys: Sequence[str], addresses: Sequence[str]
 ) -> dict[str, Any]:
-    """Return what a host reports of itself, keys without comments, if it is what it should be."""
+    """Check a host's report about itself and return it, with keys without comments."""
     found = [" ".join(key.split()[:2]) for key in keys if key]
     host = [" ".join(key.split()[:2]) for key in host_keys]
     host = sorted({key for key in host if re.fullmatch(HOST_KEY, key)})
@@ -113,13 +113,13 @@ def ssh_keys_report(
             "no public host key is there: is sshd set up (ssh-keygen -A)? ssh_keys_host_keys names "
             "files elsewhere"
         )
-    # The new key is the same as the old one once it is in use.
+    # Once the new key is in use, it is the same as the old one.
     keys = list(dict.fromkeys(found))
     return {"user": user, "keys": keys, "host_keys": host, "addresses": addresses_of(addresses)}
 
 
 def recall(names: Sequence[str], cluster: str, files: Mapping[str, str]) -> dict[str, Any] | None:
-    """Return the report on a machine that the files of another host were written from."""
+    """Return the report on a machine from which another host's files were written."""
     lines = map(AUTHORIZED.fullmatch, files["authorized_keys"].splitlines())
     mine = [m.groups() for m in lines if m and m[3] == cluster and m[5] in names]
     host = [
@@ -133,9 +133,9 @@ def recall(names: Sequence[str], cluster: str, files: Mapping[str, str]) -> dict
 def ssh_keys_records(
     places: Mapping[str, Any], present: Sequence[str], hostvars: Mapping[str, Any], cluster: str
 ) -> list[dict[str, Any]]:
-    """Return what every host must know of each machine.
+    """Return the record of each machine that every host needs.
 
-    Of a machine that is not present, it is what the files of a present one hold, the last changed
+    For a machine that is not present, it is read from the files of a present one, the last changed
     first.
     """
     here = {name: hostvars[name] for name in present if name in places}
@@ -148,7 +148,7 @@ def ssh_keys_records(
         )
         if not report:
             continue
-        # What its names stand for, only the host knows.
+        # Only the host knows what its names resolve to.
         endpoints = [(address, port) for address, port in place["endpoints"]]
         sources = {*addresses_of(address for address, _ in endpoints), *place["sources"]}
         sources |= set(report["addresses"] if place["has_names"] else [])
@@ -174,5 +174,5 @@ class FilterModule:
     """The role's filters."""
 
     def filters(self) -> dict[str, Any]:
-        """Return them by name."""
+        """Return the filters by name."""
         return {f.__name__: f for f in (ssh_keys_places, ssh_keys_report, ssh_keys_records)}

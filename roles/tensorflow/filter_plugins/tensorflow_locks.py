@@ -1,7 +1,7 @@
-"""Ansible filters: what lock files lock, which wheels of a folder a host needs for it, and what it
-is sent: files in one archive, and a program by its hash.
+"""Ansible filters: contents of lock files, wheels for a host, and data to send to it.
 
-They read lock files of ``uv pip compile --generate-hashes`` and ``pip-compile --generate-hashes``.
+These are files in one archive, and the hash of a program. The filters read lock files of
+``uv pip compile --generate-hashes`` and ``pip-compile --generate-hashes``.
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ from packaging.tags import compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
-#: Distributions that all have the package ``tensorflow``.
+#: Distributions that contain the package ``tensorflow``.
 TENSORFLOWS = {"tensorflow", "tensorflow-cpu", "tensorflow-intel", "tf-nightly", "tf-nightly-cpu"}
-#: What is imported once in a new environment, where the lock has it: distribution to module.
+#: Distributions to import in a new environment, if locked, with their modules.
 CHECKED_IMPORTS = {"tf-keras": "tf_keras", "tensorboard": "tensorboard"}
-#: From this size on, in bytes, a wheel is sent by itself: a broken connection costs no more.
+#: Wheels of at least this many bytes are sent separately, so that a broken connection costs less.
 LARGE_BYTES = 20 * 10**6
 
 
 def locks(paths: Iterable[str], extra: bool = False) -> list[dict[str, Any]]:
-    """What each file locks: ``path``, ``sha256`` and, unless it is for packages on top of
-    TensorFlow, ``variant``, ``version`` and ``imports``, the modules that must be importable.
+    """Describe each lock file: ``path``, ``sha256``, ``variant``, ``version`` and ``imports``.
+
+    ``imports`` are the modules that must be importable. Those of ``extra`` packages, on top of
+    TensorFlow, have only the first two.
     """
     described = []
     for path in paths:
@@ -66,11 +68,12 @@ def locks(paths: Iterable[str], extra: bool = False) -> list[dict[str, Any]]:
 
 
 def pins(path: str, python: str) -> list[dict[str, str]]:
-    """The packages of a lock file for a Python on Linux: ``name``, ``version`` and ``line``, the
-    requirement with its hashes and without its condition.
+    """Return the packages in a lock file for a Python version on Linux.
+
+    Each has ``name``, ``version`` and ``line``, its requirement with hashes, without condition.
     """
     short = ".".join(python.split(".")[:2])
-    # pip would compare conditions with the Python that it runs under, also with --python-version.
+    # pip would evaluate conditions for the Python that it runs under, even with --python-version.
     host = {
         "python_version": short,
         "python_full_version": python if python.count(".") > 1 else f"{short}.0",
@@ -90,7 +93,7 @@ def pins(path: str, python: str) -> list[dict[str, str]]:
 
 
 def parse(path: str, extra: bool) -> Iterator[tuple[Requirement, str, list[str]]]:
-    """The packages of a lock file: requirement, version, options with hashes."""
+    """Yield the packages of a lock file: requirement, version, options with hashes."""
     variable = "tensorflow_extra_requirements" if extra else "tensorflow_requirements"
     if not Path(path).is_file():
         raise AnsibleFilterError(
@@ -122,7 +125,7 @@ def parse(path: str, extra: bool) -> Iterator[tuple[Requirement, str, list[str]]
 
 
 def clashes(above: Iterable[dict[str, str]], below: Iterable[dict[str, str]]) -> list[str]:
-    """The packages that would shadow another version, or another TensorFlow, below them."""
+    """Return packages that would shadow another version, or another TensorFlow, below them."""
     there = {pin["name"]: pin["version"] for pin in below}
     tensorflow = next((name for name in there if name in TENSORFLOWS), "")
     found = []
@@ -136,8 +139,10 @@ def clashes(above: Iterable[dict[str, str]], below: Iterable[dict[str, str]]) ->
 
 
 def wheels(wanted: Iterable[dict[str, str]], folder: str, python: str) -> dict[str, list[str]]:
-    """The wheels of packages for a Python on Linux: the paths of ``large`` and ``small`` ones, and
-    ``missing``, the packages of which there is none. Of several, the host's pip takes one.
+    """Return the wheels of packages for a Python version on Linux.
+
+    These are the paths of ``large`` and ``small`` wheels, and the ``missing`` packages. If there
+    are several for a package, the host's pip chooses one.
     """
     release = tuple(int(part) for part in python.split(".")[:2])
     there: dict[tuple[str, Version], list[Path]] = {}
@@ -163,11 +168,11 @@ def wheels(wanted: Iterable[dict[str, str]], folder: str, python: str) -> dict[s
 
 
 def archive(files: dict[str, str]) -> str:
-    """Pack files by the names that they get, once in a run; returns the archive's path."""
+    """Pack files, by their target names, once per run; return the archive's path."""
     content = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
     path, part = (Path(constants.DEFAULT_LOCAL_TMP, content + end) for end in (".tar", ".part"))
     with part.open("a") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)  # other hosts' processes want the same at the same time
+        fcntl.flock(held, fcntl.LOCK_EX)  # processes of other hosts pack the same at the same time
         if not path.exists():
             with tarfile.open(part, "w") as packed:
                 for name, file in files.items():
@@ -178,7 +183,7 @@ def archive(files: dict[str, str]) -> str:
 
 @functools.cache
 def digest(path: str) -> str:
-    """Return the beginning of a file's hash."""
+    """Return the first characters of a file's hash."""
     return hashlib.sha256(Path(path).expanduser().read_bytes()).hexdigest()[:12]
 
 
@@ -186,6 +191,6 @@ class FilterModule:
     """The role's filters."""
 
     def filters(self) -> dict[str, Any]:
-        """Return them by name."""
+        """Return the filters by name."""
         filters = (locks, pins, clashes, wheels, archive, digest)
         return {f"tensorflow_{each.__name__}": each for each in filters}

@@ -1,4 +1,4 @@
-"""Ansible filter: what a host gets and what it lacks, by its locks and by what it has."""
+"""Ansible filter: what to install on a host, and what is missing, by its locks and its state."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-#: A host for whose variant there is no lock; the role refuses it.
+#: Used if no lock exists for a host's variant; the role then fails.
 NO_LOCK = {"path": "", "sha256": "", "version": "", "variant": "", "imports": []}
 
 
@@ -18,23 +18,23 @@ def plan(
     link: str,
     require_gpus: bool,
 ) -> dict[str, Any]:
-    """Return what is installed on a host.
+    """Return the plan for a host.
 
     Args:
-        host: what the module tensorflow_host has found there.
-        locks: what lock files lock, one for each variant; see the filter tensorflow_locks. A single
-            one is for every host that does not ask for the other variant.
-        extra: the same of the lock file of packages on top of TensorFlow; None for none.
-        variant: the one that is asked for. ``auto`` takes ``gpu`` if there is an NVIDIA driver.
+        host: the facts from the module tensorflow_host.
+        locks: contents of lock files, one for each variant, see the filter tensorflow_locks. A
+            single one is for every host that does not require the other variant.
+        extra: the same for the lock file of packages on top of TensorFlow, or None.
+        variant: the requested variant. ``auto`` means ``gpu`` if there is an NVIDIA driver.
         link: name of the link to the environment.
-        require_gpus: whether TensorFlow is tried again if it saw fewer GPUs than the driver shows.
+        require_gpus: whether to try TensorFlow again if it saw fewer GPUs than the driver shows.
 
     Returns:
         ``tensorflow_installed`` of the role, see its README.md, and for its tasks: ``lock`` and
         ``top_lock``; ``base`` and ``top``, the names of the environments with TensorFlow and with
-        packages on top, if any; ``target``, the one to which the link leads, and ``previous``, the
-        one to which it led; ``driver``, whose GPUs TensorFlow has to see; and ``tried``, the marker
-        of the environment if TensorFlow was tried under it.
+        packages on top, if any; ``target``, to which the link leads, and ``previous``, to which it
+        led before; ``driver``, whose GPUs TensorFlow must see; and ``tried``, the marker of the
+        environment if TensorFlow was tried under that driver.
     """
     if variant == "auto":
         variant = "gpu" if host["nvidia"] else "cpu"
@@ -42,7 +42,7 @@ def plan(
     lock = next((lock for lock in locks if lock["variant"] == variant), NO_LOCK)
     python = host["python"]["version"]
     series = ".".join(python.split(".")[:2])
-    # The names have what the environments are made from.
+    # The names show what the environments are made from.
     base = f"tensorflow-{lock['version']}-{lock['variant']}-py{series}-{lock['sha256']:.12}"
     top = f"extra-{_sha256(base, extra['sha256']):.12}" if extra else ""
     target, previous = top or base, host["links"].get(link, "")
@@ -87,5 +87,5 @@ class FilterModule:
     """The role's filter."""
 
     def filters(self) -> dict[str, Any]:
-        """Return it by name."""
+        """Return the filter by name."""
         return {"tensorflow_plan": plan}

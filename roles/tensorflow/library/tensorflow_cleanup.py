@@ -1,7 +1,7 @@
 #!/usr/bin/python
-"""Ansible module: old TensorFlow environments go.
+"""Ansible module: remove old TensorFlow environments.
 
-Standard library only, Python 3.8 and newer: it runs under the host's plain python3.
+Standard library only, Python 3.8 or newer: it runs with the host's python3.
 """
 
 from __future__ import annotations
@@ -91,19 +91,20 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.tensorflow_setup import environments
 from ansible.module_utils.tensorflow_setup.environments import MARKER, SetupError, with_bases
 
-#: The folder with uv, and what uv keeps for the next installation.
+#: The folder with uv, and uv's cache for the next installation.
 TOOLS = (".bin", environments.CACHE)
-#: Seconds for which what was made or wanted stays.
+#: Seconds for which environments are kept after they were created or requested.
 RECENT_S = 3600.0
 PROC = "/proc"
 MOUNTS = "/proc/self/mountinfo"
-#: Filesystems that no other machine works on at the same time.
+#: File systems that no other machine uses at the same time.
 LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "tmpfs", "overlay"}
 
 
 def finished_at(folder: str) -> Dict[str, float]:
-    """Return the role's environments by name: when each was made or wanted last, 0 for an
-    unfinished one.
+    """Return the times when the role's environments were last created or requested, by name.
+
+    The time of an unfinished one is 0.
     """
     paths = {name: os.path.join(folder, name) for name in environments.names(folder)}
     return {
@@ -115,10 +116,10 @@ def finished_at(folder: str) -> Dict[str, float]:
 
 
 def remove_old(params: Dict[str, Any], check_only: bool) -> Tuple[List[str], List[str]]:
-    """Remove what is not needed any more; see the module's options.
+    """Remove what is no longer needed; see the module's options.
 
     Returns:
-        The names that are gone (with ``check_only``, that would go), and why others are not.
+        The removed names (with ``check_only``, those to remove), and why others are kept.
     """
     root, keep, previous = params["root"], params["keep"], params["previous"]
     folder = os.path.join(root, "venvs")
@@ -139,10 +140,10 @@ def remove_old(params: Dict[str, Any], check_only: bool) -> Tuple[List[str], Lis
 
 
 def remove_all(root: str, check_only: bool) -> Tuple[List[str], List[str]]:
-    """Remove environments and links, but for what a running process uses.
+    """Remove environments and links, except those that a running process uses.
 
     Returns:
-        The paths that are gone (with ``check_only``, that would go), and what stays, in sentences.
+        The removed paths (with ``check_only``, those to remove), and sentences on what remains.
     """
     folder = os.path.join(root, "venvs")
     gone: List[str] = []
@@ -161,7 +162,7 @@ def remove_all(root: str, check_only: bool) -> Tuple[List[str], List[str]]:
             for path in [] if check_only else links:
                 os.unlink(path)
             gone = sorted(links + [os.path.join(folder, name) for name in names])
-        # Who waits for the lock meanwhile makes the folder again.
+        # A process that waits for the lock recreates the folder.
         if os.listdir(folder) == [".lock"] and not (check_only or os.path.ismount(folder)):
             shutil.rmtree(folder)
     others = set(os.listdir(root) if os.path.isdir(root) else []) - {"venvs"}
@@ -171,8 +172,9 @@ def remove_all(root: str, check_only: bool) -> Tuple[List[str], List[str]]:
 
 
 def _is_left(name: str) -> bool:
-    """Return whether an entry of the folder is the role's and not an environment: a tool, or what
-    was sent for an installation that was cut off.
+    """Return whether an entry belongs to the role but is not an environment.
+
+    These are tools, and files for an installation that was interrupted.
     """
     lock, _, ending = name.rpartition(".")
     sent = name.startswith(".sent-") or (ending == "txt" and environments.NAMES.fullmatch(lock))
@@ -180,7 +182,7 @@ def _is_left(name: str) -> bool:
 
 
 def _remove(root: str, names: List[str], check_only: bool) -> Tuple[List[str], List[str]]:
-    """Remove environments; return the names that are gone, and why others are not."""
+    """Remove environments; return the removed names, and why others are kept."""
     used = in_use(root, names)
     notes = [f"{name} stays: {used[name]} uses it." for name in sorted(used)]
     unused = [name for name in names if name not in used]
@@ -198,7 +200,7 @@ def _remove(root: str, names: List[str], check_only: bool) -> Tuple[List[str], L
 
 
 def _delete(path: str) -> None:
-    """Remove a file, or a folder with its content."""
+    """Remove a file, or a folder with its contents."""
     if os.path.isdir(path):
         shutil.rmtree(path)
     else:
@@ -206,7 +208,7 @@ def _delete(path: str) -> None:
 
 
 def shared_with(folder: str) -> str:
-    """Return why processes that are not seen here may use a folder; empty if none can."""
+    """Return why processes that are not visible here may use a folder; empty if none can."""
     path = os.path.realpath(folder)
     point, kind = "", ""
     with open(MOUNTS, encoding="utf-8", errors="replace") as stream:
@@ -214,7 +216,7 @@ def shared_with(folder: str) -> str:
             before, _, after = line.partition(" - ")
             mounted = re.sub(r"\\([0-9]{3})", lambda m: chr(int(m.group(1), 8)), before.split()[4])
             inside = path == mounted or path.startswith(mounted.rstrip("/") + "/")
-            if inside and len(mounted) >= len(point):  # of two at one place, the later one is seen
+            if inside and len(mounted) >= len(point):  # of two mounts, the later is visible
                 point, kind = mounted, after.split()[0]
     if kind not in LOCAL:
         return f"other machines may use them (filesystem {kind})"
@@ -222,9 +224,9 @@ def shared_with(folder: str) -> str:
 
 
 def in_use(root: str, names: List[str]) -> Dict[str, str]:
-    """Return those of ``names`` that a process of this machine uses, and which.
+    """Return those of ``names`` that a process of this machine uses, with the process.
 
-    What it has loaded is in its map of memory; ``/proc/PID/exe`` is the host's Python.
+    Loaded files are in its memory map; ``/proc/PID/exe`` is the host's Python.
     """
     places = {os.path.join(path, "").encode() for path in (root, os.path.realpath(root))}
     used: Dict[str, str] = {}
@@ -233,13 +235,13 @@ def in_use(root: str, names: List[str]) -> Dict[str, str]:
         command = _read(os.path.join(process, "cmdline")) or b""
         loaded = _read(os.path.join(process, "maps"))
         text = b"\0".join((command, loaded or b"", _read(os.path.join(process, "cwd")) or b""))
-        # Whatever it has loaded, another user's process shows only its command.
+        # Of another user's process, only the command is visible.
         hidden = loaded is None and any(place in command for place in places)
         for name in names:
             if hidden or name.encode() in text:
                 program = os.path.basename(command.split(b"\0")[0]).decode(errors="replace")
                 used.setdefault(name, f"process {pid} ({program})")
-    # What a running process uses needs what is below it.
+    # The environment of a running process needs those below it.
     below = with_bases(os.path.join(root, "venvs"), used) & set(names)
     return {**dict.fromkeys(below, "an environment in use"), **used}
 

@@ -1,7 +1,7 @@
 #!/usr/bin/python
-"""Ansible module: one virtual environment with locked packages.
+"""Ansible module: a virtual environment with locked packages.
 
-Standard library only, Python 3.8 and newer: it runs under the host's plain python3.
+Standard library only, Python 3.8 or newer: it runs with the host's python3.
 """
 
 from __future__ import annotations
@@ -137,9 +137,9 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.tensorflow_setup import environments, index_settings
 from ansible.module_utils.tensorflow_setup.environments import SetupError
 
-#: Longest import of the new environment, in seconds: its files are cold, perhaps on NFS.
+#: Maximum seconds to import a new environment: its files are not cached, and may be on NFS.
 IMPORT_LIMIT_S = 900.0
-#: What uv's standard error means if it has one of these texts, and what helps; the first that has.
+#: Causes of errors of uv by texts in its standard error, with remedies; the first match counts.
 CAUSES = [
     (
         ("Hash mismatch",),
@@ -166,7 +166,7 @@ CAUSES = [
     ),
     (("No space left",), "the filesystem of {folder} is full. Free space, and run again"),
 ]
-#: Signs of a CUDA library that TensorFlow could not load.
+#: Texts that show that TensorFlow could not load a CUDA library.
 MISSING_LIBRARY = (
     b"dlopen",
     b"Could not load dynamic library",
@@ -185,10 +185,10 @@ print(json.dumps({
 
 
 class Environment:
-    """The environment that the module's parameters want, while its folder's lock is held.
+    """The environment that the module's parameters request, while its folder is locked.
 
     Args:
-        held: descriptor of the lock, which the programs that are started hold as well.
+        held: descriptor of the lock, which started programs also hold.
     """
 
     def __init__(self, params: Dict[str, Any], held: int = -1) -> None:
@@ -196,16 +196,16 @@ class Environment:
         self.lock: Dict[str, Any] = params["lock"]
         self.path, self.base = params["path"], params["base"]
         self.python = os.path.join(self.path, "bin", "python")
-        #: What TensorFlow's environment has to be tried with, as its marker has it.
+        #: What TensorFlow's environment must be tried with, as in its marker.
         self.trial = {"imports": self.lock["imports"], "driver": params["driver"]}
 
     def marker(self) -> Dict[str, Any]:
-        """Return its marker, empty if it is unfinished or was made from another lock."""
+        """Return its marker, or an empty one if it is unfinished or from another lock file."""
         marker = environments.usable_marker(self.path)
         return marker if marker.get("requirements_sha256") == self.lock["sha256"] else {}
 
     def is_accepted(self) -> bool:
-        """Return whether it was tried with the driver that the host has, and well enough."""
+        """Return whether it was tried with the host's driver, with a good enough result."""
         marker, driver = self.marker(), self.params["driver"]
         if self.base or not marker:
             return bool(marker)
@@ -215,7 +215,7 @@ class Environment:
         return marker.get("trial") == self.trial and not too_few
 
     def install(self) -> None:
-        """Make the environment and install the packages of its lock file."""
+        """Create the environment and install the packages of its lock file."""
         requirements = self.params["requirements"]
         if not os.path.isfile(requirements):
             raise SetupError(f"{self.path} was removed by another run meanwhile. Run again.")
@@ -231,8 +231,8 @@ class Environment:
                 f" ({ending(done.returncode)}). Fix what the last lines name, or set"
                 f" tensorflow_python to another.\n{tail(done.stderr)}"
             )
-        # Wheels are unpacked beside the packages and not in /tmp, which is small on many hosts.
-        # Those of scripts are kept for the next script; TensorFlow's would only take up space.
+        # Wheels are unpacked next to the packages, not in /tmp, which is small on many hosts. Those
+        # of scripts are kept for the next script; TensorFlow's would only take up space.
         scratch = os.path.join(self.path, ".scratch")
         os.mkdir(scratch)
         cache, excluded = os.path.join(scratch, "cache"), os.path.join(scratch, "excluded.txt")
@@ -254,16 +254,16 @@ class Environment:
         shutil.rmtree(scratch)
 
     def _packages(self, folder: str) -> str:
-        """Return the folder of an environment's packages."""
+        """Return the path of an environment's packages."""
         series = ".".join(self.params["python_version"].split(".")[:2])
         return os.path.join(folder, "lib", f"python{series}", "site-packages")
 
     def _put_on_top(self) -> None:
-        """Have the environment find the packages of its base, after its own."""
+        """Make the environment find the packages of its base, after its own."""
         if not environments.usable_marker(self.base):
             raise SetupError(f"{self.base} was removed by another run meanwhile. Run again.")
-        # Python runs this line when it starts. The path is complete: through the link of an
-        # environment, a relative one would lead elsewhere.
+        # Python runs this line when it starts. The path is absolute, because a relative one would
+        # lead elsewhere through the link of an environment.
         line = f"import site; site.addsitedir({self._packages(self.base)!r})\n"
         path = os.path.join(self._packages(self.path), "tensorflow.pth")
         with open(path, "w", encoding="utf-8") as stream:
@@ -279,17 +279,17 @@ class Environment:
         )
 
     def _source(self) -> Tuple[List[str], Dict[str, str]]:
-        """Return where packages come from: options of uv, and the environment that it runs in."""
+        """Return the package source: options for uv, and its environment."""
         wheelhouse = self.params["wheelhouse"]
-        if wheelhouse:  # nothing else is asked: an index may be out of reach
+        if wheelhouse:  # no index, because it may be out of reach
             options = ["--no-index", "--find-links", wheelhouse, "--offline", "--no-config"]
             return options, index_settings.without_uv()
-        # The hashes decide which file is right, wherever it is.
+        # The hashes decide which file is right, whatever its index.
         options = ["--index-strategy", "unsafe-best-match"]
         return options, index_settings.of_host(self.params["index_url"])
 
     def _cause(self, done: subprocess.CompletedProcess[bytes]) -> str:
-        """Return why uv could not install, and what helps."""
+        """Return why uv could not install, and the remedy."""
         errors = done.stderr.decode(errors="replace")
         killed = "it was killed, perhaps because memory was short. Run again"
         causes = [text for signs, text in CAUSES if any(sign in errors for sign in signs)]
@@ -303,7 +303,7 @@ class Environment:
         )
 
     def _uv(self, words: List[str], settings: Dict[str, str]) -> subprocess.CompletedProcess[bytes]:
-        """Run uv with plain output. It downloads no Python."""
+        """Run uv with plain output and without Python downloads."""
         options = ["--quiet", "--no-progress", "--color", "never", "--no-python-downloads"]
         uv = self.params["uv"]
         try:
@@ -315,12 +315,12 @@ class Environment:
             ) from None
 
     def accept(self) -> List[str]:
-        """Try the environment, and describe it in its marker, with which it is finished.
+        """Try the environment and write its marker, which completes it.
 
-        Where TensorFlow sees too few GPUs, it is finished as well: a new driver makes it good.
+        It is also complete if TensorFlow sees too few GPUs, because a new driver can fix that.
 
         Returns:
-            What TensorFlow wrote about GPUs.
+            TensorFlow's output about GPUs.
         """
         gpus, errors = self._try_imports()
         marker: Dict[str, Any] = {name: self.lock[name] for name in ("version", "variant")}
@@ -341,16 +341,16 @@ class Environment:
         return tail(b"\n".join(relevant)).splitlines()
 
     def _try_imports(self) -> Tuple[Optional[int], bytes]:
-        """Import what the lock must have; the first module has to show the locked version.
+        """Import the modules of the lock; the first one must have the locked version.
 
         Returns:
-            The number of GPUs, if they are to be counted, and what was written.
+            The number of GPUs, if they are to be counted, and the output.
         """
         lock, count = self.lock, self.params["driver"] is not None
         names = ", ".join(lock["imports"])
         command = [self.python, "-I", "-c", TRIAL, "count" if count else "hide", *lock["imports"]]
-        # GPUs are hidden if they are not counted: what runs on them is not disturbed. Missing
-        # libraries are named at the level of information, not of errors.
+        # GPUs are hidden unless they are counted, so as not to disturb processes on them. Missing
+        # libraries are reported as information, not as errors.
         changes = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
         changes = {"TF_CPP_MIN_LOG_LEVEL": "0"} if count else changes
         try:
@@ -396,20 +396,20 @@ def run(
 
 
 def ending(returncode: int) -> str:
-    """Return how a program ended, as a part of a sentence."""
+    """Return how a program ended, as part of a sentence."""
     return f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
 
 
 def tail(errors: bytes) -> str:
-    """Return the last lines of a program's standard error, as they go into a message."""
+    """Return the last lines of a program's standard error for a message."""
     lines = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]
     return "\n".join(lines[-10:])
 
 
 def ensure(params: Dict[str, Any]) -> Dict[str, Any]:
-    """Make the environment if it is missing, and try it if it was not accepted.
+    """Create the environment if it is missing, and try it if it was not accepted.
 
-    With a SetupError, a new environment is gone and an old one is as before.
+    On a SetupError, a new environment is removed and an old one is unchanged.
     """
     path, requirements = params["path"], params["requirements"]
     os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -428,7 +428,7 @@ def ensure(params: Dict[str, Any]) -> Dict[str, Any]:
             raise
         if os.path.lexists(requirements):
             os.replace(requirements, os.path.join(path, "requirements.txt"))
-        # What was made or wanted lately stays, see tensorflow_cleanup.
+        # Recently created or requested environments are kept, see tensorflow_cleanup.
         for folder in filter(None, (path, params["base"])):
             os.utime(os.path.join(folder, environments.MARKER))
         marker = environment.marker()
@@ -437,7 +437,7 @@ def ensure(params: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def check(params: Dict[str, Any]) -> Dict[str, Any]:
-    """Return what `ensure` would, and change nothing."""
+    """Return the result of `ensure` without changing anything."""
     environment = Environment(params)
     marker = environment.marker()
     diff = {} if marker else {"before": "", "after": f"{params['path']}\n"}
@@ -468,7 +468,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     params = module.params
-    # uv hides passwords itself; this hides them in everything else.
+    # uv masks passwords itself; this masks them everywhere else.
     module.no_log_values.update(filter(None, [urlsplit(params["index_url"]).password]))
     try:
         result = check(params) if module.check_mode else ensure(params)

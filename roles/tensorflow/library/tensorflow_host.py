@@ -1,7 +1,7 @@
 #!/usr/bin/python
-"""Ansible module: what a host has that decides which TensorFlow it gets.
+"""Ansible module: facts about a host that decide which TensorFlow it gets.
 
-Standard library only, Python 3.8 and newer: it runs under the host's plain python3.
+Standard library only, Python 3.8 or newer: it runs with the host's python3.
 """
 
 from __future__ import annotations
@@ -130,20 +130,20 @@ from typing import Any, Dict, Optional
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.tensorflow_setup import environments
 
-#: Without symbolic links: an environment made through one, as uv makes them, may not find the
+#: Resolves symbolic links, because an environment that uv makes through one may not find the
 #: standard library. Without the module venv, most of that is missing, as in python3-minimal.
 PROBE = """\
 import os, platform, sys, venv
 print(os.path.realpath(sys.executable))
 print(platform.python_version())
 """
-#: The driver's files. In a container they show the GPUs that it was given.
+#: The driver's files. In a container, they show only its GPUs.
 PROC = "/proc/driver/nvidia"
 DEV = "/dev"
 
 
 def python(command: str) -> Dict[str, Any]:
-    """Return the interpreter behind a name or path; see the module's result."""
+    """Return the interpreter for a name or path; see the module's result."""
     program = shutil.which(os.path.expanduser(command)) or ""
     found: Dict[str, Any] = {"program": program, "path": "", "version": ""}
     if program:
@@ -157,7 +157,7 @@ def python(command: str) -> Dict[str, Any]:
 
 
 def folder(root: str) -> Dict[str, Any]:
-    """Return the first folder at or above a path; see the module's result."""
+    """Return the first existing folder at or above a path; see the module's result."""
     path = os.path.join(root, "venvs")
     while not os.path.lexists(path):
         path = os.path.dirname(path)
@@ -172,7 +172,7 @@ def device_files() -> int:
 
 
 def driver() -> Optional[Dict[str, Any]]:
-    """Return the driver and the number of its GPUs, None without GPUs. Only files are read."""
+    """Return the driver and the number of its GPUs, or None without GPUs. Only read files."""
     try:
         gpus = len(os.listdir(os.path.join(PROC, "gpus")))
     except OSError:

@@ -1,6 +1,6 @@
-"""Does on the control node what concerns the gang as a whole; see train/gang/calls.py.
+"""Runs a call for the whole gang on the control node; see train/gang/calls.py.
 
-Its task runs once and names the ``call``; the other arguments are the call's.
+The task runs once and names the ``call``. All other arguments are for the call.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ansible.plugins.action import ActionBase
 
-# The repository's own package: Ansible imports plugins without their surroundings.
+# For the repository's package: Ansible imports plugins without the project on sys.path.
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from train.gang import calls, connections
@@ -18,13 +18,13 @@ from train.gang.connections import Args, Returned
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
-    """Nothing of it runs on the host of its task."""
+    """An action that runs nothing on its task's host."""
 
     _supports_check_mode = True
     _requires_connection = False
 
     def run(self, tmp: str | None = None, task_vars: Args | None = None) -> Returned:
-        """Run the action; its arguments are those of roles/train_job/tasks."""
+        """Run the action; its arguments are those in roles/train_job/tasks."""
         connections.end_with_ansible()
         result: Returned = super().run(tmp, task_vars)
         args = self._task.args

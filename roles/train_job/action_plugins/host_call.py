@@ -1,6 +1,6 @@
 """Runs the module of the same name with the launcher's programs; see train/host/calls.py.
 
-What a host returns is input: only what is harmless of it is let through.
+Results from hosts are untrusted input, of which only harmless parts are passed on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.plugins.action import ActionBase
 
-# The repository's own package: Ansible imports plugins without their surroundings.
+# For the repository's package: Ansible imports plugins without the project on sys.path.
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from train.gang import (
@@ -33,15 +33,15 @@ from train.gang.login_failures import LoginFailure
 from train.gang.plan import withdrawal
 from train.gang.plan.ranks import PlanError
 
-#: In the job's folder: what was fetched of working directories, a folder a rank.
+#: Folder in the job's folder for files fetched from working directories, one subfolder per rank.
 COLLECTED = "collected"
-#: Calls that a play begins with: they log in before they do their work, so that a login that fails
-#: or hangs is explained in time.
+#: First calls of plays: they log in before they work, so that a login that fails or hangs is
+#: explained in time.
 FIRST_CALLS = ("check_host", "check_up", "list_jobs", "state", "stop", "suitability")
 
 
 def _with_commands(said: Any) -> Any:
-    """Return a host's message, or its list of warnings, with the commands that it suggests."""
+    """Return a host's message, or its list of warnings, with suggested commands filled in."""
     if isinstance(said, list):
         return [_with_commands(line) for line in said]
     return suggestions.filled(said) if isinstance(said, str) else said
@@ -52,7 +52,7 @@ def _unreachable(failed: LoginFailure) -> Returned:
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
-    """One command on the host, and what the call needs on the control node."""
+    """Runs one command on the host, and the call's part on the control node."""
 
     def run(self, tmp: str | None = None, task_vars: Args | None = None) -> Returned:
         """Run the action; its arguments are those of the call."""
@@ -92,7 +92,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         return self._call(variables)
 
     def _call(self, task_vars: Args, **more: Any) -> Returned:
-        """Run the module; without Python none runs, and Ansible's own words for it are many."""
+        """Run the module; replace Ansible's long error message if the host has no Python."""
         try:
             archive = launcher.archive()
             done = connections.run_module(self, task_vars, launcher=archive, **more)
@@ -120,8 +120,10 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         return not str(found["stdout"]).strip()
 
     def _stage(self, args: Args, task_vars: Args) -> Returned:
-        """Send the job's archive along: one transfer for all that a rank needs. The script's
-        environment is added here, and is in no argument or result that could be printed.
+        """Send the job's archive along, so that a rank needs only one transfer.
+
+        The script's environment is added here, so that it is in no argument or result that could be
+        printed.
         """
         try:
             play = connections.Play(self, task_vars)
@@ -141,8 +143,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             self._remove_tmp_path(folder, force=True)
 
     def _collect(self, args: Args, task_vars: Args, target: Path, names: Sequence[str]) -> Returned:
-        """Fetch and unpack folders of certain ``names`` into ``target``; ``trouble`` fails no task:
-        they can be fetched again.
+        """Fetch folders with certain ``names`` and unpack them into ``target``.
+
+        ``trouble`` does not fail the task, because they can be fetched again.
         """
         run_dir, limit = Path(args["run_dir"]), int(float(args["limit_mb"]) * 2**20)
         try:

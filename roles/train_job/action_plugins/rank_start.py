@@ -1,4 +1,4 @@
-"""Starts the supervisor of a rank that ``stage`` has made ready: one command on the host.
+"""Starts the supervisor of a rank that ``stage`` has prepared, with one command on the host.
 
 ``ansible.builtin.command`` with ``async`` and ``poll: 0`` would take 0.2 to 1 s more, and would not
 report a supervisor that did not start.
@@ -13,12 +13,12 @@ from ansible.plugins.action import ActionBase
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
-    """Gives the fork back as soon as the supervisor is at work; it fails where that is not so."""
+    """Returns as soon as the supervisor works; fails if it does not."""
 
     def run(
         self, tmp: str | None = None, task_vars: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Run the action; its arguments are those of roles/train_job/tasks/start.yml."""
+        """Run the action; its arguments are those in roles/train_job/tasks/start.yml."""
         result: dict[str, Any] = super().run(tmp, task_vars)
         rank = self._task.args["rank"]
         options = ["-S", "-E", "-m", "train.host.supervisor"]

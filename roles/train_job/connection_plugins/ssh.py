@@ -1,9 +1,9 @@
-"""Ansible's own ``ssh``, with logins that the inventory hosts of one machine share.
+"""Ansible's ``ssh`` plugin, with logins shared by the inventory hosts of a machine.
 
-It stands in for ``ansible.builtin.ssh`` under that plugin's short name, with the same options. What
-it adds is in train/gang/logins.py: one process at a time logs in to a machine, a login serves eight
-commands at once, and a login that sshd refuses because of too many others is tried again. A way to
-send files that fails is no warning for each host.
+It replaces ``ansible.builtin.ssh`` under its short name and has the same options. Additions, see
+train/gang/logins.py: only one process at a time logs in to a machine, a login serves eight commands
+at once, and a login that sshd refuses because of too many others is tried again. Failed transfer
+methods do not cause a warning for each host.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ansible.plugins.loader import connection_loader
 from ansible.utils.display import Display
 from ansible.utils.path import unfrackpath
 
-# The repository's own package: Ansible imports plugins without their surroundings.
+# For the repository's package: Ansible imports plugins without the project on sys.path.
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from train.gang import logins
@@ -32,10 +32,10 @@ from train.gang import logins
 _Core: Any = connection_loader.get("ansible.builtin.ssh", class_only=True)
 DOCUMENTATION = sys.modules[_Core.__module__].DOCUMENTATION  # with all options
 
-#: Connection timeouts that a process waits at most for others that log in.
+#: Maximum number of connection timeouts that a process waits for the logins of others.
 _WAIT = 3
-#: The ways in which files are sent, in the order in which they are tried, and what is printed once
-#: one has failed and a later one has not.
+#: The methods to send files, in the order of attempts, and the message if an earlier one failed and
+#: a later one succeeded.
 _TRANSFERS = ("sftp", "scp", "piped")
 _TALKATIVE = (
     "a login prints text, so sftp does not work and files are sent in another way: let ~/.bashrc "
@@ -48,20 +48,20 @@ display = Display()
 
 
 def _options(command: Sequence[bytes]) -> dict[str, str]:
-    """Return the options that ``-o`` gives to ssh, by their names in lower case."""
+    """Return the options given to ssh with ``-o``, by lower-case name."""
     found: dict[str, str] = {}
     for flag, word in itertools.pairwise(command):
         text = word if flag == b"-o" else flag[2:] if flag.startswith(b"-o") else b""
         option = _OPTION.fullmatch(os.fsdecode(text))
         if option:
-            found.setdefault(option[1].lower(), option[2].strip('"'))  # the first one holds
+            found.setdefault(option[1].lower(), option[2].strip('"'))  # the first one counts
     return found
 
 
 class Connection(_Core):  # type: ignore[misc]
     """A connection whose commands share the logins of their machine."""
 
-    #: Hands a password to ``sshpass``.
+    #: Passes a password to ``sshpass``.
     sshpass_pipe: tuple[int, int] | None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -85,7 +85,7 @@ class Connection(_Core):  # type: ignore[misc]
             return super().fetch_file(*args, **kwargs)
 
     def reset(self) -> None:
-        """End all logins to the machine once their commands have ended."""
+        """End all logins to the machine after their commands have ended."""
         self.host = self.get_option("host") or self._play_context.remote_addr
         shared = self._logins()
         for self._login in range(shared.count() if shared else 1):
@@ -93,7 +93,7 @@ class Connection(_Core):  # type: ignore[misc]
         self._login = 0
 
     def _file_transport_command(self, *args: Any, **kwargs: Any) -> Any:
-        """Send or fetch a file. Ansible would warn of each host and each way that fails."""
+        """Send or fetch a file, without Ansible's warning for each host and failed method."""
         if self.get_option("ssh_transfer_method") != "smart":
             return super()._file_transport_command(*args, **kwargs)
         try:
@@ -113,8 +113,8 @@ class Connection(_Core):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def _session(self) -> Iterator[None]:
-        """Hold a place in a login to the machine, which is made unless it exists."""
-        if self._in_session:  # a file is copied with commands
+        """Occupy a place in a login to the machine, and create the login if necessary."""
+        if self._in_session:  # copying a file runs commands
             yield
             return
         self.host = self.get_option("host") or self._play_context.remote_addr
@@ -133,7 +133,7 @@ class Connection(_Core):  # type: ignore[misc]
                 self._in_session, self._login = False, 0
 
     def _logins(self) -> logins.Logins | None:
-        """Return the logins to the machine, None if ssh is not set to share them."""
+        """Return the logins to the machine, or None if ssh is not set to share them."""
         options = _options(self._ssh())
         path = options.get("controlpath", "none")
         persists = options.get("controlpersist", "no") not in ("no", "false")
@@ -148,13 +148,13 @@ class Connection(_Core):  # type: ignore[misc]
             return None
 
     def _log_in(self, shared: logins.Logins) -> None:
-        """Make the login unless it exists. AnsibleConnectionFailure: it was refused."""
+        """Create the login if necessary; raise AnsibleConnectionFailure if it was refused."""
         if self._exists():
             return
         wait = _WAIT * float(self.get_option("timeout"))
         try:
             error = shared.log_in(self._exists, self._connect_login, wait)
-        except OSError:  # it cannot be locked: the command logs in itself
+        except OSError:  # cannot be locked: the command logs in itself
             return
         if error:
             raise AnsibleConnectionFailure(error)
@@ -169,19 +169,20 @@ class Connection(_Core):  # type: ignore[misc]
         return done.returncode == 0
 
     def _connect_login(self) -> str:
-        """Log in for the commands that follow, and return why that failed."""
-        # In the background, without a command. Ports are forwarded by the command that needs them.
+        """Log in for the commands that follow; return the error, if any."""
+        # In the background, without a command. The command that needs forwarded ports forwards
+        # them.
         words = ("-f", "-N", "-o", "ClearAllForwardings=yes", self.host)
         command = self._build_command(self.get_option("ssh_executable"), "ssh", *words)
         try:
-            # An exit code other than 255 is of an ssh that cannot do this: the command logs in.
+            # Any exit code except 255 means that this ssh cannot do it: the command logs in.
             self._run(command, None, sudoable=False, checkrc=False)
         except AnsibleConnectionFailure as error:
             return str(error)
         return ""
 
     def _ssh(self, *words: str) -> list[bytes]:
-        """Return a command of ssh itself, without the program that gives it a password."""
+        """Return a command for ssh itself, without the program that passes a password to it."""
         program = self.get_option("ssh_executable")
         command: list[bytes] = self._build_command(program, "ssh", *words)
         if command[0] == b"sshpass":
@@ -194,8 +195,9 @@ class Connection(_Core):  # type: ignore[misc]
         return self._numbered(super()._build_command(binary, subsystem, *other_args))
 
     def _numbered(self, command: list[bytes]) -> list[bytes]:
-        """Have a command use the login that this connection has a place in. The path of the first
-        login is as Ansible or the user has chosen it.
+        """Make a command use the login in which this connection has a place.
+
+        The path of the first login is the one that Ansible or the user has chosen.
         """
         for index, word in enumerate(command if self._login else ()):
             path = _PATH.fullmatch(word)
@@ -207,7 +209,7 @@ class Connection(_Core):  # type: ignore[misc]
     def _bare_run(
         self, cmd: list[bytes], in_data: bytes | None, sudoable: bool = True, checkrc: bool = True
     ) -> tuple[int, bytes, bytes]:
-        """Run ssh, sftp or scp; again, as long as a login is refused because of too many others."""
+        """Run ssh, sftp or scp; repeat while a login is refused because of too many others."""
         pauses = logins.pauses(float(self.get_option("timeout")))
         while True:
             run = super()._bare_run(cmd, in_data, sudoable=sudoable, checkrc=False)
@@ -230,20 +232,20 @@ class Connection(_Core):  # type: ignore[misc]
             return code, output, errors
 
     def _with_reason(self, errors: bytes) -> bytes:
-        """Return the errors of a login that ended with the program of ``ProxyCommand`` or
-        ``ProxyJump``, with what that program prints. Of a shared login, ssh does not show it.
+        """Return the errors of a login that failed with the program of ``ProxyCommand`` or
+        ``ProxyJump``, including that program's output. For shared logins, ssh does not show it.
         """
         if b" UNKNOWN port " not in errors:
             return errors
         program = self.get_option("ssh_executable")
         command: list[bytes] = self._build_command(program, "ssh", self.host, "true")
         place = command.index(os.fsencode(program)) + 1
-        command[place:place] = [b"-o", b"ControlPath=none"]  # the first one holds
+        command[place:place] = [b"-o", b"ControlPath=none"]  # the first one counts
         code, _, reason = super()._bare_run(command, None, sudoable=False, checkrc=False)
         return reason if code == 255 else errors
 
     def _renew_password(self, cmd: list[bytes]) -> None:
-        """Have a command that runs again get its password once more."""
+        """Provide the password again for a command that runs again."""
         if cmd[0] == b"sshpass":
             self.sshpass_pipe = os.pipe()
             cmd[1] = b"-d%d" % self.sshpass_pipe[0]

@@ -1,8 +1,8 @@
 #!/usr/bin/python
 """Runs one of the launcher's calls on a host.
 
-It imports nothing of Ansible's, which would take longer than the work, and the launcher's programs
-come with its arguments: one command on the host's interpreter, no file.
+It does not import Ansible modules, which would take longer than the work. The launcher's programs
+are sent with the arguments: one command for the host's interpreter, without files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What ``training_data`` asks for: completed, and what its sources hold."""
+"""Filters that complete the entries of ``training_data`` and describe their sources."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ ARCHIVE = re.compile(r"\.(tar|tar\.gz|tgz|tar\.bz2|tar\.xz|zip)$")
 
 
 def wrong(entry: dict[str, Any], problem: str) -> AnsibleFilterError:
-    """Return the error that names an entry."""
+    """Return an error that names an entry."""
     return AnsibleFilterError(f"training_data {entry['name']!r}: {problem}")
 
 
 def complete(entry: dict[str, Any], folder: str, published: dict[str, Any]) -> dict[str, Any]:
-    """Return an entry with all of its keys."""
+    """Return an entry with all its keys."""
     src, mounted, dataset = (entry.get(key) or "" for key in ("src", "mounted", "dataset"))
     sha256, keras = (entry.get("sha256") or "").lower(), entry.get("keras", False)
     files = published[dataset]["files"] if dataset else {}
@@ -49,12 +49,12 @@ def complete(entry: dict[str, Any], folder: str, published: dict[str, Any]) -> d
 def training_data_entries(
     entries: list[dict[str, Any]], folder: str, published: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Return the entries with all of their keys. A source with a known hash is not read."""
+    """Return the entries with all their keys. Sources with a known hash are not read."""
     return [complete(entry, folder, published) for entry in entries]
 
 
 def training_data_source(entry: dict[str, Any]) -> dict[str, Any]:
-    """Return an entry with its ``files``, their hashes as far as they are known, and their size."""
+    """Return an entry with its ``files``, their known hashes, and their size."""
     known, src = entry["published"], Path(entry["src"])
     if entry["mounted"]:
         return entry
@@ -81,7 +81,7 @@ def training_data_source(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def published_hash(entry: dict[str, Any], path: Path, known: dict[str, str]) -> str:
-    """Return the hash of a file that is the published one, or the same compressed again."""
+    """Return the hash of a file that is the published one, or the same content compressed again."""
     hashes = [hash_of(path, Path.open)]
     with contextlib.suppress(OSError, EOFError, zlib.error):
         hashes.append(hash_of(path, gzip.open))
@@ -96,13 +96,13 @@ def published_hash(entry: dict[str, Any], path: Path, known: dict[str, str]) -> 
 
 
 def hash_of(path: Path, opened: Any) -> str:
-    """Return the SHA-256 of what is read in a file."""
+    """Return the SHA-256 of the content that is read from a file."""
     with opened(path, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def list_folder(entry: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the files below a folder, over links too, their size, a hash of sizes and times."""
+    """Return the files below a folder, following links, their size, a hash of sizes and times."""
     found = {}
     for current, folders, names in os.walk(folder, followlinks=True):
         for path in (Path(current, name) for name in folders + names):
@@ -124,5 +124,5 @@ class FilterModule:
     """The role's filters."""
 
     def filters(self) -> dict[str, Any]:
-        """Return them by name."""
+        """Return the filters by name."""
         return {f.__name__: f for f in (training_data_entries, training_data_source)}

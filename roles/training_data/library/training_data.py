@@ -1,7 +1,7 @@
 #!/usr/bin/python
 """Ansible module: training data on a host, verified by hash and put in place in one step.
 
-Standard library only, Python 3.8 and newer: it runs under the host's plain python3.
+Standard library only, Python 3.8 or newer: it runs with the host's python3.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ from typing import Any, Dict, Iterable, List
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.data_unpacking import DataError, unpack
 
-#: Of each file its size, its time in ns and its SHA-256, empty for a link that leads to no file.
+#: Size, time in ns and SHA-256 of each file; the hash is empty for a broken link.
 Notes = Dict[str, List[Any]]
 
 
@@ -96,13 +96,13 @@ def sha256_of(path: Path) -> str:
 
 
 def signature(path: Path) -> List[Any]:
-    """Return size and time of a file, or of a link that leads to no file."""
+    """Return size and time of a file, or of a broken link."""
     found = path.stat() if path.is_file() else path.lstat()
     return [found.st_size, found.st_mtime_ns]
 
 
 def notes_of(folder: Path, paths: Iterable[str]) -> Notes:
-    """Return what is noted of files; all of them are read."""
+    """Return the notes on files, all of which are read."""
     files = {path: folder / path for path in paths}
     return {p: [*signature(f), sha256_of(f) if f.is_file() else ""] for p, f in files.items()}
 
@@ -114,13 +114,13 @@ def tree_hash(notes: Notes) -> str:
 
 
 def walk(folder: Path) -> List[str]:
-    """Return the paths below a folder of all that is no folder; links are not followed."""
+    """Return the paths below a folder, except folders; links are not followed."""
     found = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
     return [str(path.relative_to(folder)) for path in found]
 
 
 def remove(folder: Path, paths: Iterable[str]) -> None:
-    """Remove files below a folder, and the folders that are empty then."""
+    """Remove files below a folder, and folders that are empty afterwards."""
     for path in paths:
         (folder / path).unlink(missing_ok=True)
     for current, _, _ in os.walk(folder, topdown=False):
@@ -129,7 +129,7 @@ def remove(folder: Path, paths: Iterable[str]) -> None:
 
 
 class Data:
-    """The data of an entry, where they lie, and what was noted when they were placed there."""
+    """The data of an entry, their location, and the notes from when they were placed."""
 
     def __init__(self, root: Path, entry: Dict[str, Any]) -> None:
         self.entry, self.name, self.target = entry, entry["name"], root / entry["dest"]
@@ -145,7 +145,7 @@ class Data:
         self.noted: Notes = {path: note for path, *note in notes.get("files", [])}
 
     def why_missing(self, verify: bool) -> str:
-        """Return why the data are not there as they should be; an empty string if they are."""
+        """Return why the data are missing or wrong, or an empty text."""
         if self.entry["mounted"] and not self.entry["sha256"]:
             return ""
         if self.identity is None:
@@ -163,14 +163,14 @@ class Data:
         return ""
 
     def place(self) -> bool:
-        """Verify what was copied or is mounted; put the former in place in one step."""
+        """Verify copied or mounted data; put copied data in place in one step."""
         new = self.staging / "tree"
         if self.entry["mounted"]:
             notes = notes_of(self.target, walk(self.target))
             self.check_hashes(notes)
             self.write_notes(self.entry["identity"], notes)
             return False
-        remove(new, set(walk(new)) - set(self.entry["files"]))  # of an earlier run
+        remove(new, set(walk(new)) - set(self.entry["files"]))  # from an earlier run
         notes = notes_of(new, self.entry["files"])
         self.check_hashes(notes)
         if self.entry["unpack"]:
@@ -183,7 +183,7 @@ class Data:
                 (new / path).parent.mkdir(parents=True, exist_ok=True)
                 os.link(self.target / path, new / path, follow_symlinks=False)
         shutil.rmtree(self.old, ignore_errors=True)
-        # By these notes, what a break leaves at the target is the role's.
+        # With these notes, anything that an interrupted run leaves at the target is the role's.
         self.write_notes("", {**self.noted, **notes})
         self.target.parent.mkdir(parents=True, exist_ok=True)
         if self.target.is_dir():
@@ -194,7 +194,7 @@ class Data:
         return True
 
     def check_hashes(self, notes: Notes) -> None:
-        """Raise DataError where data have other hashes than the known ones."""
+        """Raise DataError if data do not have the known hashes."""
         found = {path: note[2] for path, note in notes.items()}
         wanted = {path: sha256 for path, sha256 in self.entry.get("files", {}).items() if sha256}
         if self.entry["sha256"] and not wanted:
@@ -207,7 +207,7 @@ class Data:
                 )
 
     def write_notes(self, identity: str, notes: Notes) -> None:
-        """Note in one step, and on the disk, what is at the target."""
+        """Write notes about the target atomically, and sync them to disk."""
         files = [[path, *note] for path, note in notes.items()]
         text = json.dumps({"dest": self.entry["dest"], "identity": identity, "files": files})
         self.notes.parent.mkdir(parents=True, exist_ok=True)
@@ -217,13 +217,13 @@ class Data:
         new.replace(self.notes)
 
     def recover(self) -> None:
-        """Have the data back where a run broke off between its two renames."""
+        """Restore the data if a run was interrupted between its two renames."""
         if self.old.is_dir() and not os.path.lexists(self.target):
             self.old.rename(self.target)
 
 
 def remove_all(root: Path, dry: bool) -> Dict[str, Any]:
-    """Remove all that was ever placed, by the notes of it."""
+    """Remove all data that were ever placed, according to the notes."""
     state, left = root / ".training_data", []
     there = state.is_dir()
     if there and not dry:
@@ -273,7 +273,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    # Long lists of files are nobody's matter.
+    # Long lists of files are of no interest.
     shown = {key: value for key, value in module.params.items() if key != "entries"}
     try:
         result = run(module.params, module.check_mode)
