@@ -37,8 +37,8 @@ class Sample:
     """One training."""
 
     start: float  # seconds from the command to the first step of the slower rank
-    rate: float  # steps a second of the chief, of the last two thirds
-    lags: Sequence[float] = field(repr=False)  # seconds from each record to its being shown
+    rate: float  # steps per second of the chief over the last two thirds
+    lags: Sequence[float] = field(repr=False)  # seconds from each record until it was shown
 
 
 def by_hand(options: Sequence[str], folder: Path) -> list[float]:
@@ -65,8 +65,8 @@ def by_wrapper(options: Sequence[str], folder: Path) -> list[float]:
     return lags
 
 
-#: A network whose step takes about 25 ms: what two trainings of the same command differ by is then
-#: a few per cent, not the 12 % of a step of 4 ms.
+#: A network with steps of about 25 ms. Two trainings with the same command differ by only a few per
+#: cent, not by 12 % as with steps of 4 ms.
 STEADY = ("--data=synthetic", "--model=mnist-cnn", "--epochs=15", "--evaluate-every=0")
 
 WAYS: Mapping[str, Callable[[Sequence[str], Path], list[float]]] = {
@@ -128,7 +128,7 @@ def watch(rounds: int) -> None:
 
 
 def watched_and_not(folder: Path, count: int) -> list[tuple[float, float]]:
-    """Return the steps a second of one job, watched and while what watches it is halted."""
+    """Return the steps per second of a job, watched and while its watcher is halted."""
     lab, name = ranks.local_lab(folder), "watched"
     words = lab.words("run", "--json", "--job", name, arguments=["--epochs", "1000000"])
     progress = folder / f"hosts/jobs/{name}/worker-0/progress.jsonl"
@@ -145,7 +145,7 @@ def watched_and_not(folder: Path, count: int) -> list[tuple[float, float]]:
         return ranks.steps_per_s([one for one in ranks.training(progress) if one["t"] >= began])
 
     command = [sys.executable, "-m", "train", *words]
-    quiet = subprocess.DEVNULL  # nobody reads it
+    quiet = subprocess.DEVNULL  # the output is not needed
     with subprocess.Popen(command, cwd=REPOSITORY, env=environment(), stdout=quiet) as run:
         try:
             while not (progress.exists() and '"step"' in progress.read_text()):
@@ -160,7 +160,7 @@ _ALL = (
     *(start, rate, watch, throughput, exchange, pinned, allocator, memory, setup, doctor),
     *(prediction, faults, stops),
 )
-#: What takes long, and the right to change the network.
+#: Measurements that take long and need the right to change the network.
 _NOT_BY_DEFAULT = {"exchange", "prediction"}
 MEASUREMENTS = {measurement.__name__: measurement for measurement in _ALL}
 

@@ -1,4 +1,4 @@
-"""Measures jobs and hosts: a rank is killed, a gang is stopped, hosts are set up and examined."""
+"""Measures jobs and hosts: a killed rank, a stopped gang, hosts that are set up and examined."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from train.host import processes, records
 
 TASKS = ("worker-0", "worker-1")
 OPTIONS = ("--epochs=1000000", "--evaluate-every=0", "--checkpoint-every=200")
-#: Seconds that a part of ``faults`` may take.
+#: Maximum seconds for a part of ``faults``.
 _LIMIT = 120.0
-#: What is measured from the kill of a rank on, and the bar in seconds.
+#: Measured intervals after a rank is killed, and their limits in seconds.
 PARTS = {
     "the control node detects it": "3",
     "the gang is stopped": "10",
@@ -44,7 +44,7 @@ PARTS = {
 
 
 def _wait(check: Callable[[], float]) -> float:
-    """Call ``check`` until it returns something other than 0, and return that."""
+    """Call ``check`` until it returns a value other than 0, and return that."""
     deadline = time.monotonic() + _LIMIT
     while not (found := check()):
         if time.monotonic() > deadline:
@@ -54,7 +54,7 @@ def _wait(check: Callable[[], float]) -> float:
 
 
 def killed_rank(task: str) -> dict[str, float]:
-    """Kill a rank of one job of two local ranks, and return the seconds of each part."""
+    """Kill one of a job's two local ranks, and return the seconds of each part."""
     with scratch() as folder:
         root, lab = folder / "hosts", local_lab(folder)
         ranks = [root / "jobs/killed" / name for name in TASKS]
@@ -104,7 +104,7 @@ def faults(rounds: int) -> None:
 
 
 RANKS = 8
-#: What is stopped, the arguments of its script, and the bar in seconds.
+#: Jobs to stop: the arguments of their scripts, and the limit in seconds.
 JOBS = {
     "8 ranks": ("", "5"),
     "8 ranks that ignore SIGTERM": ("--deaf", "35"),
@@ -113,12 +113,12 @@ JOBS = {
 
 
 def _start_and_abandon(lab: Lab, job: str, arguments: str) -> None:
-    """Start a job, and kill what watches it once every rank has reported a step."""
+    """Start a job, and kill its watcher once every rank has reported a step."""
     command = plain(lab, job, f"--steps 100000 {arguments}")
     waiting = {f"worker-{index}" for index in range(RANKS)}
     while waiting:
         waiting.discard(command.wait_for(training)["task"])
-    command.kill()  # else it would notice the end, and fetch the results
+    command.kill()  # otherwise, it would notice the end and fetch the results
 
 
 def stops(rounds: int) -> None:
@@ -148,7 +148,7 @@ def stops(rounds: int) -> None:
 
 
 COUNTS = (4, 16)
-#: Containers reach no time server.
+#: Containers cannot reach a time server.
 SETUP = {"tensorflow_wheelhouse": "/wheelhouse", "clock_sync_source": "host-0"}
 
 
@@ -179,7 +179,7 @@ def setup(rounds: int) -> None:
 
 
 EXAMINED_HOSTS = (4, 16, 48)
-#: What is examined, and the bar in seconds for 16 hosts.
+#: Checks of the doctor, and their limits in seconds for 16 hosts.
 EXAMINED = {("--quick",): "10", ("--only", "pairs"): "30"}
 
 
@@ -191,7 +191,7 @@ def _examine(lab: Lab, *options: str) -> Run:
 
 
 def _cpu() -> float:
-    """Return the CPU seconds of the children that have ended."""
+    """Return the CPU seconds of terminated children."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -214,10 +214,10 @@ def doctor(rounds: int) -> None:
                 print_row(name, count, spread(seconds), limit, f"{median(cpu):.2f}")
 
 
-#: What is trained, and the rate of each host's link.
+#: Networks to train, and the rates of each host's link.
 TRAINED, LINKS = ("mnist-cnn", "resnet20"), ("1gbit", "100mbit")
-#: The part of a core that each of four hosts has, in slices of some milliseconds: a fifth of this
-#: machine is left for what they share.
+#: The part of a core for each of four hosts, in slices of some milliseconds. A fifth of this
+#: machine is left for shared work.
 _PART, _SLICE_US = 0.2 * (os.cpu_count() or 1), 5_000
 
 

@@ -1,11 +1,11 @@
-"""The training that worker.py makes, written by hand; bench runs it in a process for each rank.
+"""Hand-written loops for the training of worker.py; bench runs one process for each rank.
 
     TF_CONFIG=... python bench/loops.py bare|data|fit DATA FOLDER MODEL BATCH STEPS
 
-``bare`` is the fastest loop that we could write: many steps in one call, no metrics, no
-checkpoints, no report, batches taken one after the other from memory. ``data`` is the same with
-examples that tf.data shuffles and batches. ``fit`` is Keras' own, with as many steps in one
-execution. Prints the steps a second over the last two thirds.
+``bare`` is the fastest loop that we could write: many steps per call, no metrics, checkpoints or
+reports, and batches in memory order. ``data`` is the same with examples that tf.data shuffles and
+batches. ``fit`` is Keras' own loop, with as many steps per execution. Each prints the steps per
+second over the last two thirds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from training.data.arrays import scaled
 from training.settings import Settings
 from training.task import open_data
 
-#: Steps in one call into TensorFlow.
+#: Number of steps in a call into TensorFlow.
 CALL = 50
 
 
@@ -39,7 +39,7 @@ def examples(found: Any, batch: int, context: Any) -> Any:
 
 
 def main(way: str, name: str, folder: str, network: str, batch: int, steps: int) -> float:
-    """Train and return the steps a second."""
+    """Train and return the steps per second."""
     experimental = tf.distribute.experimental
     ring = experimental.CommunicationOptions(
         implementation=experimental.CommunicationImplementation.RING
@@ -81,7 +81,7 @@ def main(way: str, name: str, folder: str, network: str, batch: int, steps: int)
             costs = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
             loss = tf.reduce_sum(costs) / batch
         gradients = tape.gradient(loss, model.trainable_variables)
-        # One after the other: with a thread each, the replicas then wait less for one another.
+        # In sequence: with one thread each, the replicas then wait less for each other.
         with tf.control_dependencies(gradients):
             gradients = [tf.identity(gradient) for gradient in gradients]
         context = tf.distribute.get_replica_context()

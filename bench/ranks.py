@@ -1,4 +1,4 @@
-"""What the measurements share: ranks started without the launcher, their progress, tables."""
+"""Code that the measurements share: ranks without the launcher, their progress, tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Found = TypeVar("Found")
 WORKER = REPOSITORY / "train/worker.py"
 PYTHON = Path("~/train/venv/bin/python").expanduser()
 ADDRESSES = ("localhost:12345", "localhost:23456")
-#: What the supervisor gives each of two ranks on one machine.
+#: Number of threads that the supervisor assigns to each of two ranks on a machine.
 THREADS = max(1, (os.cpu_count() or 1) // 2)
 
 
@@ -33,13 +33,13 @@ def scratch() -> Iterator[Path]:
 
 
 def local_lab(folder: Path) -> Lab:
-    """Return the two workers of this machine, whose jobs are kept in ``folder``."""
+    """Return the two workers on this machine; ``folder`` stores their jobs."""
     given = {"train_job_root": str(folder / "hosts")}
     return Lab(REPOSITORY / "inventory/local", folder / "runs", given)
 
 
 def stop(lab: Lab, job: str) -> float:
-    """Stop a job and return the seconds that it took."""
+    """Stop a job and return the seconds until it ended."""
     done = Command(*lab.words("stop", job)).end()
     if done.code:
         raise RuntimeError(f"stop ended with {done.code}: {done.error}")
@@ -55,11 +55,11 @@ def run_ranks(
     together: bool = True,
     variables: Mapping[str, str] = {},
 ) -> None:
-    """Run a Python program as workers to their end, ``together`` as a gang or not.
+    """Run a Python program as workers to their end, ``together`` as a gang or independently.
 
-    Each has its own folder ``0``, ``1`` and so on with ``progress.jsonl`` and ``stdout``, and
-    ``threads`` of TensorFlow's, and the allocator's options of a job unless ``variables`` has
-    others; its command follows one of the ``prefixes``.
+    Each has a folder ``0``, ``1`` and so on with ``progress.jsonl`` and ``stdout``, ``threads`` of
+    TensorFlow's threads, and a job's allocator options unless ``variables`` overrides them. Its
+    command is appended to one of the ``prefixes``.
     """
     ranks = []
     for index in range(len(addresses)):
@@ -78,7 +78,7 @@ def run_ranks(
             **{ENV_MALLOC: MALLOC_OPTIONS, **variables},
         }
         words = [*prefix, str(PYTHON), *command]
-        # A session of its own, as in a terminal: Linux shares out time by sessions.
+        # A separate session, as in a terminal, because Linux shares CPU time between sessions.
         given: dict[str, Any] = {"cwd": cwd, "env": environment, "start_new_session": True}
         quiet = subprocess.DEVNULL
         with (cwd / "stdout").open("wb") as output:
@@ -92,7 +92,7 @@ def run_ranks(
 def in_turns(
     rounds: int, cases: Sequence[Case], measure: Callable[[Case], Found]
 ) -> dict[Case, list[Found]]:
-    """Return what ``measure`` gives for each of the cases, which take turns."""
+    """Return the results of ``measure`` for each case; the cases alternate."""
     found: dict[Case, list[Found]] = {case: [] for case in cases}
     for number in range(rounds):
         for case in cases:
@@ -102,7 +102,7 @@ def in_turns(
 
 
 def training(progress: Path) -> list[Progress]:
-    """Return the records of a progress file that were written in training."""
+    """Return the records in a progress file that were written during training."""
     found = map(json.loads, progress.read_text(encoding="utf-8").splitlines())
     return [record for record in found if record["phase"] == "training"]
 
@@ -114,18 +114,18 @@ def steps_per_s(records: Sequence[Progress]) -> float:
 
 
 def late_rate(records: Sequence[Progress]) -> float:
-    """Return the steps a second of the last two thirds."""
+    """Return the steps per second over the last two thirds."""
     return steps_per_s([record for record in records if record["step"] > records[-1]["step"] / 3])
 
 
 def spread(values: Sequence[float], digits: int = 1) -> str:
-    """Return ``median (least to most)``."""
+    """Return ``median (minimum to maximum)``."""
     middle, least, most = (f"{f(values):.{digits}f}" for f in (median, min, max))
     return f"{middle} ({least} to {most})"
 
 
 def ratios(values: Sequence[float], base: Sequence[float], digits: int) -> str:
-    """Return the ratios of each round as ``median (first, second, ...)``."""
+    """Return the ratios of the rounds as ``median (first, second, ...)``."""
     found = [value / of for value, of in zip(values, base, strict=True)]
     each = ", ".join(f"{ratio:.{digits}f}" for ratio in found)
     return f"{median(found):.{digits}f} ({each})"

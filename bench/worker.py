@@ -1,4 +1,4 @@
-"""Measures train/worker.py by itself: its step rate, its exchange, its memory."""
+"""Measures train/worker.py alone: its step rate, exchange and memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bench import ranks
 from train.host.records import ENV_MALLOC, MALLOC_OPTIONS
 
 LOOPS = Path(__file__).with_name("loops.py")
-#: Examples a step of each of two pinned processes.
+#: Examples per step of each of two pinned processes.
 PINNED_BATCH = 64
 MODEL, BATCH, EXAMPLES, EPOCHS = "mnist-cnn", 120, 12_000, 20
 STEPS = EPOCHS * EXAMPLES // BATCH
@@ -30,7 +30,7 @@ WAYS = ("bare", "data", "fit", "worker.py")
 
 
 def make_data(folder: Path) -> None:
-    """Write made-up images and labels as MNIST's files are: IDX, 28 x 28 bytes an image."""
+    """Write synthetic images and labels in MNIST's format: IDX, 28 x 28 bytes per image."""
     folder.mkdir()
     draw = random.Random(0)
     for part, count in (("train", EXAMPLES), ("t10k", 1000)):
@@ -41,7 +41,7 @@ def make_data(folder: Path) -> None:
 
 
 def steps_a_second(way: str) -> float:
-    """Return the steps a second over the last two thirds of a training."""
+    """Return the steps per second over the last two thirds of a training."""
     with ranks.scratch() as folder:
         data = folder / "data"
         make_data(data)
@@ -54,12 +54,12 @@ def steps_a_second(way: str) -> float:
 
 
 def late_rate(folder: Path, index: int = 0) -> float:
-    """Return the steps a second of a rank, over its later two thirds."""
+    """Return the steps per second of a rank over its last two thirds."""
     return ranks.late_rate(ranks.training(folder / f"{index}/progress.jsonl"))
 
 
 def synthetic(model: str, batch: int, steps: int, *more: str) -> list[str]:
-    """Return the command of a training of synthetic examples, which neither evaluates nor saves."""
+    """Return the command for a training on synthetic examples without evaluation or checkpoints."""
     words = [str(ranks.WORKER), "--data=synthetic", f"--model={model}", "--epochs=1"]
     words += [f"--batch-size={batch}", f"--examples={steps * batch}", "--learning-rate=0.001"]
     return [*words, "--export=none", "--evaluate-every=0", *more]
@@ -74,8 +74,8 @@ def throughput(rounds: int) -> None:
         ranks.print_row(way, f"{median(found):.1f}", ratio)
 
 
-#: The networks of ``exchange``: 11.5 million weights in four dense layers, and ResNet-56 with 0.85
-#: million.
+#: The networks of ``exchange``: four dense layers with 11.5 million weights, and ResNet-56 with
+#: 0.85 million.
 DENSE = """
 import tensorflow as tf
 
@@ -86,7 +86,7 @@ def build_model(shape, classes):
         [tf.keras.Input(shape), layers.Flatten(), *inner, layers.Dense(classes)]
     )
 """
-#: Their steps.
+#: Their numbers of steps.
 NETWORKS = {"dense": 30, "resnet56": 40}
 RATES = ("1gbit", "100mbit")
 PRECISIONS = ("float32", "bfloat16")
@@ -99,11 +99,11 @@ def _run(*words: str) -> None:
 
 @contextmanager
 def namespaces(count: int, rate: str) -> Iterator[list[str]]:
-    """Make network namespaces on a bridge whose links send ``rate``, and remove them."""
+    """Create network namespaces on a bridge with links of ``rate``; remove them at the end."""
     names = [f"{BRIDGE}-{number}" for number in range(count)]
-    # Docker has the kernel drop what a bridge forwards.
+    # Docker makes the kernel drop packets that a bridge forwards.
     forward = ["FORWARD", "-i", BRIDGE, "-o", BRIDGE, "-j", "ACCEPT"]
-    # A namespace takes its end of a link along, some time later.
+    # A namespace removes its end of a link some time later.
     undo = [["ip", "link", "delete", f"tb{number}o"] for number in range(count)]
     undo += [["ip", "netns", "delete", name] for name in names]
     undo.append(["ip", "link", "delete", BRIDGE])
@@ -131,14 +131,14 @@ def namespaces(count: int, rate: str) -> Iterator[list[str]]:
 
 
 def small_steps(network: str, batch: int, folder: Path, *more: str) -> list[str]:
-    """Return the command of a training of single steps with few examples."""
+    """Return the command for a training in single steps with few examples."""
     (folder / "dense.py").write_text(DENSE, encoding="utf-8")
     model = f"{folder}/dense.py" if network == "dense" else network
     return synthetic(model, batch, NETWORKS[network], "--steps-per-execution=1", *more)
 
 
 def step_ms(network: str, workers: int, rate: str, precision: str) -> float:
-    """Return the milliseconds of a step of workers whose links send ``rate``."""
+    """Return the milliseconds of a step of workers with links of ``rate``."""
     with ranks.scratch() as folder, namespaces(workers, rate) as names:
         words = small_steps(network, 8 * workers, folder, f"--exchange-precision={precision}")
         addresses = [f"{PREFIX}.{number + 1}:12345" for number in range(workers)]
@@ -148,7 +148,7 @@ def step_ms(network: str, workers: int, rate: str, precision: str) -> float:
 
 
 def memory_kept_ms(network: str, kept: bool) -> float:
-    """Return the milliseconds of a step of one process with a job's allocator or glibc's own."""
+    """Return the milliseconds of a step of one process with a job's allocator or glibc's."""
     with ranks.scratch() as folder:
         own = {} if kept else {ENV_MALLOC: ""}
         words = small_steps(network, 8, folder)
@@ -181,7 +181,10 @@ def exchange(rounds: int) -> None:
 
 
 def examples_a_second(together: bool) -> float:
-    """Return what two processes with a core each train of ResNet-20, as a gang or independently."""
+    """Return the examples per second of two processes with a core each, training ResNet-20.
+
+    They train as a gang or independently.
+    """
     with ranks.scratch() as folder:
         batch = PINNED_BATCH * (2 if together else 1)
         words = synthetic("resnet20", batch, 30)
@@ -200,7 +203,7 @@ def pinned(rounds: int) -> None:
         ranks.print_row(name, f"{median(rates):.0f}", ratio)
 
 
-#: Batch size and parts; the first one is what the others are compared with.
+#: Batch size and parts; the others are compared with the first.
 CASES = ((128, 1), (1024, 8), (1024, 1))
 
 

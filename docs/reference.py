@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 ROLES = Path(__file__).resolve().parents[1] / "roles"
-#: In the order in which setup.yml runs them.
+#: The roles in the order of setup.yml.
 ORDER = (
     *("train_job", "tensorflow", "training_host", "clock_sync", "nvidia_driver"),
     *("training_data", "ssh_keys", "firewall"),
@@ -30,12 +30,12 @@ A variable with the scope `rank` may differ between hosts, in `host_vars` and `g
 the scope `gang` must be the same for all hosts of a job. If it differs, the job is rejected before
 it starts.
 """
-#: The list of variables that may differ between the ranks of a gang, in the role's vars/main.yml.
+#: Name of the list, in the role's vars/main.yml, of variables that may differ between ranks.
 RANK_VARIABLES = "__train_job_rank_variables"
 
 
 def text_of(description: str | list[str]) -> str:
-    """Return a description as Markdown, for a cell of a table."""
+    """Return a description as Markdown for a table cell."""
     text = description if isinstance(description, str) else " ".join(description)
     return _MARKUP.sub(r"`\1`", " ".join(text.split())).replace("|", "\\|")
 
@@ -69,7 +69,7 @@ def rows(
 
 
 def code(value: object) -> str:
-    """Return a value as it is written in YAML."""
+    """Return a value as YAML."""
     return value if isinstance(value, str) else json.dumps(value)
 
 

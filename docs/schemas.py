@@ -1,6 +1,6 @@
-"""Writes the JSON Schemas of a job's files into a folder, from the records: ``make reference``.
+"""Writes JSON Schemas of a job's files into a folder, based on the records: ``make reference``.
 
-docs/formats.md says in words what the fields mean.
+docs/formats.md explains the fields.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from train.gang.doctor.records import Examined
 from train.gang.records import Load, Manifest, RankEvent, Result
 from train.host.records import Progress, RankSpec, State
 
-#: The file, or the line of it, that each schema is of.
+#: The file, or the line in it, that each schema describes.
 RECORDS = {
     "rank": RankSpec,
     "state": State,
@@ -30,7 +30,7 @@ _TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", type(
 
 
 def schema_of(kind: Any) -> dict[str, Any]:
-    """Return the JSON Schema of a type; a record's refuses fields that it does not name."""
+    """Return the JSON Schema of a type; those of records reject unknown fields."""
     if kind is Any:
         return {}
     if is_typeddict(kind):
@@ -55,7 +55,7 @@ def schema_of(kind: Any) -> dict[str, Any]:
 
 
 def text_of(name: str) -> str:
-    """Return what stands in the file of a schema."""
+    """Return the contents of a schema's file."""
     record = RECORDS[name]
     described = (record.__doc__ or "").partition("\n")[0].replace("``", "")
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": name}

@@ -1,4 +1,4 @@
-"""Makes the pictures of the documentation from a real job: ``make pictures``."""
+"""Takes the screenshots in the documentation from a real job: ``make pictures``."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from train.cli.display import LiveDisplay
 from train.cli.job import Event
 
 HERE = Path(__file__).resolve().parent
-#: The part of the steps that are done when the picture is taken.
+#: The fraction of the steps that are done when the picture is taken.
 _TAKEN_AT = 0.4
-#: Columns of the terminal in the picture: all cells are shown whole.
+#: Columns of the terminal in the picture, enough to show all cells in full.
 _WIDTH = 150
 #: Fonts that rich's pictures load from a network.
 _FONTS = re.compile(r"@font-face \{.*?\}", re.DOTALL)
 
 
 class _Camera(LiveDisplay):
-    """A live table that is saved once, in the middle of the training."""
+    """A live table that is saved once, during the training."""
 
     def __init__(self, path: Path, run_dir: Path) -> None:
         super().__init__(run_dir)
@@ -31,7 +31,7 @@ class _Camera(LiveDisplay):
         self.taken = False
 
     def event(self, event: Event) -> None:
-        """Show one event; save the table when all ranks are far enough."""
+        """Show an event; save the table when all ranks have advanced enough."""
         super().event(event)
         progress = [rank["progress"] for rank in self._overview.ranks.values()]
         steps = [seen.get("step", 0) / seen["steps"] for seen in progress if seen.get("steps")]
@@ -45,7 +45,7 @@ class _Camera(LiveDisplay):
 
 
 def main() -> int:
-    """Train on this machine and save what the terminal showed; return the exit code."""
+    """Train on this machine and save the terminal's contents; return the exit code."""
     job = jobs.Job.start(None, ["--epochs", "300"], inventory=str(HERE / "hosts.yml"))
     display = _Camera(HERE / "run.svg", job.run_dir)
     display.result(jobs.follow(job, display.event))

@@ -1,4 +1,4 @@
-"""Ranks under their supervisors, without Ansible and a control node."""
+"""Ranks under their supervisors, without Ansible or a control node."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from train.host import records
 
 
 def stage(folder: Path, task: str, script: Path, *arguments: str, **fields: Any) -> Path:
-    """Make the folder of a rank that runs ``script``, and return it.
+    """Create the folder of a rank that runs ``script``, and return it.
 
     Args:
-        fields: of ``rank.json``, in place of the usual.
+        fields: of ``rank.json``, overriding the defaults.
     """
     rank_dir = folder / "jobs/bare" / task
     rank_dir.mkdir(parents=True)
@@ -64,7 +64,7 @@ def start(rank_dir: Path, mark: int | None = None) -> None:
     """Start the supervisor of a rank.
 
     Args:
-        mark: what ``marked`` finds all processes by that come of it.
+        mark: the number by which ``marked`` finds all its processes.
     """
 
     def prepare() -> None:
@@ -83,7 +83,7 @@ def start(rank_dir: Path, mark: int | None = None) -> None:
 def marked() -> dict[int, list[str]]:
     """Return the processes that were started with a mark, by mark: a limit that all inherit.
 
-    Neither a session, a name, an environment nor open files make a difference to it.
+    It is independent of sessions, names, environments and open files.
     """
     found = defaultdict(list)
     usual = resource.getrlimit(resource.RLIMIT_MSGQUEUE)[0]
@@ -96,18 +96,18 @@ def marked() -> dict[int, list[str]]:
             words = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
         except (OSError, IndexError):
             continue
-        if not ("State:\tZ" in status and "Threads:\t1\n" in status):  # no zombie
+        if not ("State:\tZ" in status and "Threads:\t1\n" in status):  # not a zombie
             found[int(size)].append(f"{entry.name} {words.decode(errors='replace')}")
     return found
 
 
 def state(rank_dir: Path) -> dict[str, Any]:
-    """Return ``state.json`` as it is."""
+    """Return the contents of ``state.json``."""
     return records.read_json(str(rank_dir / records.STATE_FILE)) or {}
 
 
 def wait_until(condition: Callable[[], Any], what: object, timeout: float = 60) -> None:
-    """Wait for something that has to come."""
+    """Wait until a condition holds."""
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, what
@@ -115,7 +115,7 @@ def wait_until(condition: Callable[[], Any], what: object, timeout: float = 60) 
 
 
 def end(rank_dir: Path) -> dict[str, Any]:
-    """Wait for the end of a rank, its supervisor included, and return its state."""
+    """Wait for the end of a rank and its supervisor; return its state."""
     wait_until(lambda: state(rank_dir).get("phase") in records.FINAL_PHASES, rank_dir)
     found = state(rank_dir)
     wait_until(lambda: not os.path.exists(f"/proc/{found['supervisor_pid']}"), "the supervisor")

@@ -1,4 +1,4 @@
-"""Opens pages in Chromium without a display, and sees what they do."""
+"""Opens pages in headless Chromium and records what they do."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 
 from tests.support.lab import CACHE, run
 
-#: Where the pictures of the pages stay after the tests.
+#: The folder where screenshots remain after the tests.
 SCREENSHOTS = CACHE / "screenshots"
-#: For one start, on a busy machine.
+#: Seconds for a start on a busy machine.
 PATIENCE = 120
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _OPTIONS = (
@@ -29,13 +29,13 @@ _OPTIONS = (
 
 @dataclass(frozen=True)
 class Opened:
-    """What a page was after it had loaded.
+    """The state of a page after it has loaded.
 
     Attributes:
         html: its elements, without scripts.
-        console: what it wrote to the console, errors of its scripts included.
-        requests: the addresses that it asked a network for.
-        screenshot: the file of its picture.
+        console: its console output, including errors in scripts.
+        requests: the network addresses that it requested.
+        screenshot: the file of its screenshot.
     """
 
     html: str
@@ -44,16 +44,16 @@ class Opened:
     screenshot: Path
 
     def count(self, start: str) -> int:
-        """Return how many elements have a class attribute that begins with ``start``."""
+        """Return how many elements have a class attribute that starts with ``start``."""
         return self.html.count(f'class="{start}')
 
 
 def open_page(page: Path | str, name: str, folder: Path) -> Opened:
-    """Open a file, or an address, in a fresh browser; without one, skip the test.
+    """Open a file or an address in a fresh browser; skip the test if there is none.
 
     Args:
-        name: of the picture.
-        folder: for the browser's own files.
+        name: of the screenshot.
+        folder: for the browser's files.
     """
     browser = next(filter(None, map(shutil.which, _NAMES)), None)
     if browser is None:
@@ -70,7 +70,7 @@ def open_page(page: Path | str, name: str, folder: Path) -> Opened:
     return Opened(
         html=re.sub(r"<script>.*?</script>", "", done.stdout, flags=re.DOTALL),
         console=[line for line in done.stderr.splitlines() if ":CONSOLE:" in line],
-        # What the browser asks for by itself has no origin.
+        # The browser's own requests have no origin.
         requests=[
             about["url"]
             for about in asked

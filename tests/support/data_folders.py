@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.support.lab import REPOSITORY
 
-#: The handwritten digits, a line for each: 64 numbers from 0 to 16, and which digit it is.
+#: The handwritten digits, one per line: 64 numbers from 0 to 16, and the digit.
 DIGITS = REPOSITORY / "train/training/data/digits.csv.gz"
 PUBLISHED = json.loads((REPOSITORY / "roles/training_data/files/published.json").read_text())
 
@@ -37,7 +37,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[Path]:
-    """Give a file system of 1 MiB."""
+    """Provide a file system of 1 MiB."""
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "small", str(folder)], check=True)
     try:
@@ -52,7 +52,7 @@ def sha256(path: Path) -> str:
 
 @contextmanager
 def serving(folder: Path) -> Iterator[int]:
-    """Serve a folder's files over HTTP on the port that is yielded."""
+    """Serve a folder's files over HTTP; yield the port."""
     handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever).start()

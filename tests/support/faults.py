@@ -1,4 +1,4 @@
-"""Faults of SSH hosts, done to their containers from outside, and undone."""
+"""Faults of SSH hosts, injected into their containers from outside, and undone."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tests.support.playbook_jobs import PlaybookCommand
 from tests.support.testbed import Host, Testbed
 from tests.support.testbed.engine import build_image, docker, one_build
 
-#: Of Docker's own making: a file system of 64 MiB that belongs to the container alone.
+#: Docker's own file system of 64 MiB for each container.
 SMALL_DISK = PurePosixPath("/dev/shm")
 _FILL = SMALL_DISK / "fill"
-#: Seconds from a fault to the outcome, on cores that other tests use; TensorFlow takes minutes.
+#: Seconds from a fault to the outcome, on cores shared with other tests; TensorFlow takes minutes.
 LIMIT = 90.0
 _TABLE = "inet fault"
 _TOOLS = """\
@@ -30,7 +30,7 @@ RUN apt-get update \\
       iproute2 nftables \\
  && rm -rf /var/lib/apt/lists/*
 """
-#: What is sent and what comes, at a rate.
+#: Limits the rate of sent and received packets.
 _SHAPE = """\
 set -e
 tc qdisc add dev {interface} root tbf rate {rate} burst 32kb latency 100ms
@@ -46,7 +46,7 @@ tc qdisc del dev {interface} root
 tc qdisc del dev {interface} ingress
 ip link del in-{interface}
 """
-#: Sends on later what goes to an address: few kernels of virtual machines have netem.
+#: Delays packets to an address, because few kernels of virtual machines have netem.
 _DELAY = """\
 import fcntl, os, queue, socket, struct, subprocess, sys, threading, time
 peer, own, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
@@ -67,10 +67,10 @@ while True:
     time.sleep(max(0.0, due - time.monotonic()))
     out.sendto(packet, (peer, 0))
 """
-#: Python's own modules: the supervisor starts without site packages.
+#: One of Python's own modules: the supervisor starts without site packages.
 _JSON = "/usr/lib/python3.11/json/__init__.py"
 _OFFSET = "/run/clock-offset"
-#: The module is loaded by every program of the launcher, and by the training program.
+#: Every program of the launcher, and the training program, loads the module.
 _CLOCK = f"""
 def _wrap():
     import time
@@ -84,15 +84,15 @@ def _wrap():
     time.time = wrapped
 _wrap()
 """
-#: While this file is on a host of `slow_job`, the ranks make some two steps a second, and many more
-#: without it.
+#: While this file exists on a host of `slow_job`, the ranks make about two steps per second, and
+#: many more without it.
 SLOW_WHILE = "/tmp/slow-while"
 SLOW_DATA = REPOSITORY / "tests/data/scripts/slow_data.py"
 
 
 @contextmanager
 def between(begin: Callable[[], object], end: Callable[[], object]) -> Iterator[None]:
-    """Do one thing before and another one after, whatever happens."""
+    """Do one thing at the start and another one at the end, in any case."""
     begin()
     try:
         yield
@@ -101,22 +101,22 @@ def between(begin: Callable[[], object], end: Callable[[], object]) -> Iterator[
 
 
 def dockers(begin: Sequence[str], end: Sequence[str]) -> AbstractContextManager[None]:
-    """Give Docker one command before and another one after."""
+    """Run one Docker command at the start and another one at the end."""
     return between(partial(docker, *begin), partial(docker, *end))
 
 
 def paused(host: Host) -> AbstractContextManager[None]:
-    """Freeze all of a host."""
+    """Freeze a host."""
     return dockers(("pause", host.container), ("unpause", host.container))
 
 
 def off(host: Host) -> AbstractContextManager[None]:
-    """Cut the power of a host, and switch it on again."""
+    """Cut the power of a host, and restore it."""
     return dockers(("kill", host.container), ("start", host.container))
 
 
 def unplugged(host: Host) -> AbstractContextManager[None]:
-    """Take a host off its network."""
+    """Disconnect a host from its network."""
     names = "{{range $name, $_ := .NetworkSettings.Networks}}{{$name}}{{end}}"
     network = docker("inspect", "--format", names, host.container).stdout.strip()
     same = ("--ip", host.address, "--alias", host.name, network, host.container)
@@ -130,11 +130,11 @@ def little_memory(host: Host, mebibytes: int) -> AbstractContextManager[None]:
     def limit(amount: str) -> Sequence[str]:
         return ("update", "--memory", amount, "--memory-swap", amount, host.container)
 
-    return dockers(limit(f"{mebibytes}m"), limit("1024g"))  # Docker knows no way back to no limit
+    return dockers(limit(f"{mebibytes}m"), limit("1024g"))  # Docker cannot return to no limit
 
 
 def dropping(host: Host, *rules: str) -> AbstractContextManager[None]:
-    """Have a host drop packets that reach it, or refuse them.
+    """Make a host drop or reject incoming packets.
 
     Args:
         rules: of nftables, for incoming packets, such as ``tcp dport 12345 drop``.
@@ -147,8 +147,9 @@ def dropping(host: Host, *rules: str) -> AbstractContextManager[None]:
 
 
 def _alongside(host: Host, *words: str, options: Sequence[str] = (), stdin: str = "") -> str:
-    """Run a command in a host's network, from a container beside it: the host has no such right.
-    Return its output.
+    """Run a command in a host's network and return its output.
+
+    It runs in a separate container, because the host lacks the privileges.
     """
     recipe = _TOOLS.format(image=build_image())
     image = f"train-testbed-tools:{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
@@ -161,7 +162,7 @@ def _alongside(host: Host, *words: str, options: Sequence[str] = (), stdin: str 
 
 
 def slow_network(host: Host, rate: str, interface: str = "eth0") -> AbstractContextManager[None]:
-    """Limit what a host sends and what it receives, such as to ``10mbit``."""
+    """Limit a host's sending and receiving rate, such as to ``10mbit``."""
     shape = _SHAPE.format(interface=interface, rate=rate)
     run = partial(_alongside, host, "sh")
     return between(
@@ -171,7 +172,7 @@ def slow_network(host: Host, rate: str, interface: str = "eth0") -> AbstractCont
 
 @contextmanager
 def late(host: Host, peer: Host, seconds: float) -> Iterator[None]:
-    """Have what a host sends to another one arrive later."""
+    """Delay the packets that a host sends to another one."""
     words = ("python3", "-c", _DELAY, peer.address, host.address, str(seconds))
     options = ("--detach", "--device", "/dev/net/tun")
     container = _alongside(host, *words, options=options)
@@ -186,7 +187,7 @@ def late(host: Host, peer: Host, seconds: float) -> Iterator[None]:
 def sshd_down(bed: Testbed, host: Host) -> Iterator[None]:
     """End all SSH sessions of a host and refuse new ones.
 
-    sshd is what keeps the container alive: it stays, and nobody reaches it.
+    sshd keeps the container alive, so it continues to run but cannot be reached.
     """
     with dropping(host, "tcp dport 22 reject with tcp reset"):
         bed.exec(host, "pkill", "-KILL", "--full", "^sshd: train", user="root", check=False)
@@ -201,9 +202,9 @@ def full_disk(bed: Testbed, host: Host) -> AbstractContextManager[None]:
 
 @contextmanager
 def own_clock(bed: Testbed, host: Host) -> Iterator[None]:
-    """Give the Python programs that start on a host a clock that `set_clock` sets.
+    """Give Python programs that start on a host a clock that `set_clock` sets.
 
-    All containers share the machine's clock, and nobody is to change that.
+    All containers share the machine's clock, which must not be changed.
     """
     bed.exec(host, "cp", "--preserve", _JSON, f"{_JSON}.kept", user="root")
     try:
@@ -215,12 +216,12 @@ def own_clock(bed: Testbed, host: Host) -> Iterator[None]:
 
 
 def set_clock(bed: Testbed, host: Host, seconds: float) -> None:
-    """Set the clock of a host that has one of its own: seconds after the machine's."""
+    """Set the clock of a host prepared by `own_clock`: seconds ahead of the machine's."""
     bed.exec(host, "tee", _OFFSET, user="root", stdin=f"{seconds}\n")
 
 
 def slow_job(epochs: int, *arguments: str) -> dict[str, Any]:
-    """Return what to give ``train run``, for ten steps an epoch and a checkpoint every five."""
+    """Return arguments for ``train run``: ten steps per epoch, a checkpoint every five."""
     return {
         "arguments": [
             *("--data", SLOW_DATA.name, "--batch-size", "120", "--epochs", str(epochs)),
@@ -235,7 +236,7 @@ def slow_job(epochs: int, *arguments: str) -> dict[str, Any]:
 
 
 def slow(bed: Testbed, host: Host) -> AbstractContextManager[None]:
-    """Make the steps of a `slow_job` with a rank on a host slow: all ranks wait for that one."""
+    """Slow down the steps of a `slow_job` with a rank on a host: all ranks wait for that one."""
     begin, end = (partial(bed.exec, host, verb, SLOW_WHILE) for verb in ("touch", "rm"))
     return between(begin, end)
 
@@ -244,7 +245,7 @@ def slow(bed: Testbed, host: Host) -> AbstractContextManager[None]:
 def followed(
     lab: Lab, job: str, command: Command | PlaybookCommand, limit: float = 600
 ) -> Iterator[None]:
-    """See to it that ``command`` ends, and its job with it, whatever happens.
+    """Ensure that ``command`` and its job end, in any case.
 
     Args:
         limit: seconds after which it is ended, so that reading its events ends.
@@ -262,7 +263,7 @@ def followed(
 
 
 def host_variables(lab: Lab, host: str, **more: object) -> dict[str, Any]:
-    """Return the variables of a host of the group worker, after giving it more of them."""
+    """Add variables to a host of the group worker; return all of them."""
     path = lab.inventory / "hosts.yml"
     inventory = json.loads(path.read_text())
     variables: dict[str, Any] = inventory["all"]["children"]["worker"]["hosts"][host]

@@ -1,4 +1,4 @@
-"""Machines with GPUs of a stand-in of nvidia-smi."""
+"""Machines with GPUs from a fake nvidia-smi."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Machine:
         self.listed.touch()
 
     def has(self, count: int, *, code: int = 0, said: str = "", instances: int = 0) -> None:
-        """Give it GPUs, the first one with MIG instances; or an nvidia-smi that fails."""
+        """Give the machine GPUs, the first one with MIG instances, or an nvidia-smi that fails."""
         lines = [f"GPU {i}: NVIDIA A100 (40GB) (UUID: {UUIDS[i]})" for i in range(count)]
         lines[1:1] = [f"  MIG 3g.20gb     Device  {i}: (UUID: {MIG[i]})" for i in range(instances)]
         for index in range(count):
@@ -46,7 +46,7 @@ class Machine:
         program.chmod(0o755)
 
     def runs(self, *found: str) -> None:
-        """Have processes on its GPUs: lines such as ``GPU-..., 4711, 512, python3``."""
+        """Add processes on its GPUs: lines such as ``GPU-..., 4711, 512, python3``."""
         self.listed.write_text("".join(f"{line}\n" for line in found))
 
 
@@ -67,7 +67,7 @@ def gang(
     instances: int = 0,
     busy: dict[str, dict[str, Any]] | None = None,
 ) -> dict[str, tuple[str, ...] | None]:
-    """Return the GPUs by inventory host; what is not in ``machines`` is on one machine."""
+    """Return the GPUs by inventory host; hosts not in ``machines`` share one machine."""
     names = [name for members in groups.values() for name in members]
     listed = [
         {"index": i, "uuid": UUIDS[i], "instances": [] if i else MIG[:instances]}
@@ -91,9 +91,9 @@ def gang(
 
 
 class Copy:
-    """A copy of the repository whose look at the driver goes to a folder instead of /dev.
+    """A copy of the repository that looks for the driver in a folder instead of /dev.
 
-    All of its folders have a space in their names.
+    All its folders have a space in their names.
     """
 
     def __init__(self, folder: Path, machine: Machine, ranks: int = 2) -> None:
@@ -111,7 +111,7 @@ class Copy:
         self.script.parent.mkdir()
         self.script.write_text(SCRIPT)
         self.inventory = write_local_inventory(folder / "my inventory", {"worker": ranks})
-        (self.inventory / "group_vars/all/train_job.yml").unlink()  # auto, as elsewhere
+        (self.inventory / "group_vars/all/train_job.yml").unlink()  # auto, the default
 
     def run(self, job: str, **variables: Any) -> subprocess.CompletedProcess[str]:
         fixed = {"train_job_root": str(self.hosts), "train_job_python": sys.executable}

@@ -1,4 +1,4 @@
-"""A web server that keeps what is posted to it."""
+"""A web server that records POST requests."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import pytest
 
 from tests.support.bare_ranks import wait_until
 
-#: Part of every URL here; it must never be told.
+#: Part of every URL here; it must never be shown.
 TOKEN = "T0K3N-0f-the-hook"
 
 
 class Hook:
-    """A web server that keeps what is posted to it.
+    """A web server that records POST requests.
 
     Attributes:
         answers: the codes of its next answers; 200 when there are no more.
-        hold: it answers once this is set.
+        hold: an event that it waits for before it answers.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Hook:
             do_GET = do_POST  # noqa: N815
 
             def log_message(self, *arguments: Any) -> None:
-                """Nothing is to be seen of it."""
+                """Log nothing."""
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}/services/{TOKEN}"

@@ -1,4 +1,4 @@
-"""Folders of jobs: made without running anything, or checked by the published schemas."""
+"""Folders of jobs, created without running anything, and checks by the published schemas."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def lay_out(
     progress: Mapping[str, Any] | None = None,
     **state: Any,
 ) -> Path:
-    """Make the folder of a rank whose last sign of life is ``ago`` seconds old.
+    """Create the folder of a rank that was last updated ``ago`` seconds ago.
 
     Args:
-        phase: ``absent`` for one without ``state.json``. One that is alive has this test's own
-            process as its supervisor.
-        state: more fields of ``state.json``.
+        phase: ``absent`` for a rank without ``state.json``. The supervisor of one that is alive is
+            this test's own process.
+        state: further fields of ``state.json``.
     """
     rank_dir = root / "jobs" / job / task
     (rank_dir / "code").mkdir(parents=True)
@@ -95,7 +95,7 @@ def check(name: str, value: Any) -> None:
 
 
 def check_files(lab: Lab, job: str) -> None:
-    """Check all files of a job that have a schema, there and on its hosts."""
+    """Check all files of a job that have a schema, locally and on its hosts."""
     run_dir, job_dir = lab.runs_dir / job, lab.root / "jobs" / job
     check("manifest", json.loads((run_dir / "manifest.json").read_text()))
     check("manifest", json.loads((job_dir / "job.json").read_text()))

@@ -1,4 +1,4 @@
-"""What tests of jobs ask: which processes there are, and whether a rank trains or did train."""
+"""Queries for tests of jobs: their processes, and whether a rank trains or has trained."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def job_processes(root: Path) -> list[str]:
 
 
 def rank_pid(root: Path, job: str, task: str) -> int:
-    """Return the pid of a rank's script, once it runs."""
+    """Return the pid of a rank's script as soon as it runs."""
     rank_dir = root / "jobs" / job / task
     wait_until(lambda: "pid" in state(rank_dir), rank_dir)
     return int(state(rank_dir)["pid"])
@@ -45,8 +45,8 @@ def training(event: dict[str, Any]) -> bool:
 
 
 def ssh_processes(testbed: Testbed) -> list[str]:
-    """Return what of any job runs on the hosts."""
-    # The scripts and their children, too, whatever their names.
+    """Return the processes of any job on the hosts."""
+    # Include the scripts and their children, whatever their names.
     look = (
         "pgrep -fa 'host[.]supervisor|host[.]updates|jobs/'; "
         "grep --files-with-matches --text TRAIN_RANK_DIR= /proc/[0-9]*/environ"
@@ -70,7 +70,7 @@ def train(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def write_script(folder: Path, text: str) -> str:
-    """Write a script into a folder of its own in ``folder``, and return its path."""
+    """Write a script into a separate folder in ``folder``, and return its path."""
     path = folder / "script/main.py"
     path.parent.mkdir()
     path.write_text(text)
@@ -78,7 +78,7 @@ def write_script(folder: Path, text: str) -> str:
 
 
 def plain(lab: Lab, job: str, words: str = "", *options: str, **variables: Any) -> Command:
-    """Start a job of the script PLAIN, whose arguments are ``words``."""
+    """Start a job of the script PLAIN with the arguments ``words``."""
     chosen = ("--job", job, "--script", str(PLAIN), *options)
     return lab.start(*chosen, arguments=words.split(), **variables)
 
@@ -95,7 +95,7 @@ def ansible_of(lab: Lab) -> list[int]:
 
 
 def _accuracy(path: Path) -> float:
-    """Return how often a model is right about the digits, under TensorFlow."""
+    """Return a model's accuracy on the digits, computed with TensorFlow."""
     table = np.loadtxt(DIGITS, delimiter=",", dtype="float32")
     model = tf.keras.models.load_model(path)
     images = table[:, :-1].reshape(-1, *model.input_shape[1:]) / 16
@@ -104,7 +104,7 @@ def _accuracy(path: Path) -> float:
 
 
 def check_digits(lab: Lab, job: str, tf_python: str) -> dict[str, Any]:
-    """Assert all that a digits job leaves behind, and return its result."""
+    """Check all results of a digits job; return its result."""
     result = lab.saved(job)
     assert result["state"] == "completed"
     assert result["metrics"]["test_accuracy"] >= 0.95

@@ -1,4 +1,4 @@
-"""How tests run the project: its commands and playbooks, inventories, free ports, SSH hosts."""
+"""Helpers to run the project in tests: commands, playbooks, inventories, free ports, SSH hosts."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.support.testbed import Testbed, running_testbed
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CACHE = REPOSITORY / ".cache"
-#: Below the range from which outgoing connections take theirs.
+#: Below the range of ports for outgoing connections.
 FIRST_PORT, LAST_PORT, PORT_BLOCK = 20_000, 32_000, 100
 
 
 def environment() -> dict[str, str]:
-    """Return the environment under which the project's commands run."""
+    """Return the environment for the project's commands."""
     bin_dir = str(Path(sys.executable).parent)
     return {
         **os.environ,
@@ -37,7 +37,7 @@ def environment() -> dict[str, str]:
 
 
 def clean_environment(**variables: str) -> dict[str, str]:
-    """Return an environment without what steers TensorFlow, the training program or Python."""
+    """Return an environment without settings for TensorFlow, the training program or Python."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("TF_", "TRAIN_", "PYTHON"))}
     return {**kept, **variables}
 
@@ -45,9 +45,9 @@ def clean_environment(**variables: str) -> dict[str, str]:
 def playbook_command(
     name: str, inventory: Path, variables: Mapping[str, Any], *options: str
 ) -> list[str]:
-    """Return the words that run ``playbooks/<name>`` as a user does, in the repository's folder.
+    """Return the words that run ``playbooks/<name>`` like a user, in the repository's folder.
 
-    A complete path is taken as it is.
+    An absolute path is used as it is.
     """
     program = str(Path(sys.executable).parent / "ansible-playbook")
     given = ["-i", str(inventory), "-e", json.dumps(dict(variables))]
@@ -69,7 +69,7 @@ def run(
     stderr: int = subprocess.PIPE,
     timeout: float = 300,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, by default as the project's own ones are run."""
+    """Run a command to its end, by default like the project's commands."""
     return subprocess.run(
         command,
         cwd=cwd,
@@ -84,7 +84,7 @@ def run(
 
 
 def pasted(line: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run a suggested command as in a terminal, with ``options`` that keep it from doing much."""
+    """Run a suggested command as in a terminal, with ``options`` that limit its effects."""
     return run("sh", "-c", " ".join([line, *options]), timeout=120)
 
 
@@ -106,7 +106,7 @@ PORTS = _own_ports()
 
 
 def free_port() -> int:
-    """Return a TCP port that nobody listens on, and that no other test process returns."""
+    """Return a free TCP port that no other test process returns."""
     for port in PORTS:
         with socket.socket() as probe:
             try:
@@ -119,7 +119,7 @@ def free_port() -> int:
 
 @dataclass
 class Run:
-    """What ``python -m train`` did.
+    """The outcome of ``python -m train``.
 
     Attributes:
         seconds: from the command to its end.
@@ -139,14 +139,15 @@ class Run:
         return self.events[-1]
 
     def records(self, task: str) -> list[dict[str, Any]]:
-        """Return the progress records that were shown of a rank."""
+        """Return the progress records of a rank that were shown."""
         shown = [e for e in self.events if e["event"] == "rank" and e["task"] == task]
         return [event["progress"] for event in shown if event["progress"]]
 
 
 class Command:
-    """``python -m train COMMAND`` at work in the background; if it is ``doubtful``, its job may
-    complete with doubts.
+    """``python -m train COMMAND``, running in the background.
+
+    If it is ``doubtful``, its job may complete with doubts.
     """
 
     def __init__(self, *words: str, doubtful: bool = False) -> None:
@@ -164,7 +165,7 @@ class Command:
         self.events: list[dict[str, Any]] = []
 
     def wait_for(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """Read events until one is wanted, and return it."""
+        """Read events until one matches, and return it."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.events.append(json.loads(line))
@@ -173,27 +174,27 @@ class Command:
         raise AssertionError(f"it ended: {self.events[-3:]} {self.process.communicate()[1]}")
 
     def kill(self) -> None:
-        """End it with SIGKILL."""
+        """Kill it with SIGKILL."""
         self.process.kill()
         self.process.wait()
 
     def end(self, timeout: float = 600) -> Run:
-        """Wait for the end."""
+        """Wait for its end, and return the outcome."""
         out, err = self.process.communicate(timeout=timeout)
         self.events += [json.loads(line) for line in out.splitlines() if line.startswith("{")]
         if not self._doubtful and self.events:
-            # No training of the tests is doubtful, unless a test is about that.
+            # Trainings in tests have no doubts, unless the test is about doubts.
             assert not self.events[-1].get("doubts"), self.events[-1]
         return Run(self.process.returncode, time.monotonic() - self._began, self.events, err)
 
 
 @dataclass
 class Lab:
-    """An inventory and what goes with it.
+    """An inventory with its variables and results.
 
     Attributes:
         variables: for every command, such as ``train_job_root``.
-        runs_dir: where results go.
+        runs_dir: the folder of results.
         doubtful: whether its jobs may complete with doubts.
     """
 
@@ -204,11 +205,11 @@ class Lab:
 
     @property
     def root(self) -> Path:
-        """The folder of all jobs on the hosts, where they are this machine."""
+        """The folder of all jobs on the hosts, if they are this machine."""
         return Path(self.variables["train_job_root"])
 
     def given(self, variables: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the variables of a command."""
+        """Return the variables for a command."""
         return {**self.variables, "train_job_runs_dir": str(self.runs_dir), **variables}
 
     def words(
@@ -229,7 +230,7 @@ class Lab:
         return self.start(*options, arguments=arguments, **variables).end()
 
     def playbook(self, name: str, *options: str, **variables: Any) -> Any:
-        """Run a playbook by itself."""
+        """Run a playbook alone."""
         return ansible_playbook(name, self.inventory, self.given(variables), *options)
 
     def saved(self, job: str) -> dict[str, Any]:
@@ -254,11 +255,11 @@ def write_local_inventory(folder: Path, groups: Mapping[str, int]) -> Path:
 
 
 def once(shared: Path, name: str, make: Callable[[], str]) -> str:
-    """Return what ``make`` returns, which only the first of several test processes calls.
+    """Return the result of ``make``, which only the first of several test processes calls.
 
     Args:
-        shared: the folder that the processes have in common.
-        name: of what is made.
+        shared: the folder that the processes share.
+        name: of the result.
     """
     made = shared / name
     with (shared / f"{name}.lock").open("w") as held:
@@ -269,9 +270,9 @@ def once(shared: Path, name: str, make: Callable[[], str]) -> str:
 
 
 def tensorflow_mounts(*pythons: str) -> list[str]:
-    """Return the mounts that give SSH hosts TensorFlow's wheels, for some versions of Python.
+    """Return mounts that give SSH hosts TensorFlow's wheels for some Python versions.
 
-    The environments lie on this machine: TensorFlow is installed once for all test beds.
+    The environments are stored on this machine: TensorFlow is installed once for all test beds.
     """
     wheels, environments = CACHE / "wheelhouse", CACHE / "testbed-venvs"
     for folder in (wheels, environments):
@@ -280,7 +281,7 @@ def tensorflow_mounts(*pythons: str) -> list[str]:
         "tensorflow_wheelhouse_source": str(wheels),
         "tensorflow_wheelhouse_pythons": pythons,
     }
-    with (wheels / ".lock").open("w") as held:  # other test processes fill the same folder
+    with (wheels / ".lock").open("w") as held:  # other test processes use the same folder
         fcntl.flock(held, fcntl.LOCK_EX)
         done = ansible_playbook("wheelhouse.yml", Path("localhost,"), wanted)
     assert done.returncode == 0, done.stdout[-3000:]
@@ -291,13 +292,13 @@ def tensorflow_mounts(*pythons: str) -> list[str]:
 def tensorflow_testbed(
     count: int, folder: Path, shared: Path, options: Sequence[str] = ()
 ) -> Iterator[Testbed]:
-    """Run SSH hosts in Docker, with TensorFlow; ``playbooks/setup.yml`` installs it on the first.
+    """Run SSH hosts in Docker with TensorFlow; ``playbooks/setup.yml`` installs it on the first.
 
     Args:
-        count: how many hosts.
-        folder: of the control node's files.
+        count: number of hosts.
+        folder: for the control node's files.
         shared: see `once`.
-        options: of Docker, for every host.
+        options: Docker options for every host.
     """
     mounts = once(shared, "mounts", lambda: json.dumps(tensorflow_mounts("3.11")))
     with running_testbed(count, folder, mounts=json.loads(mounts), options=options) as bed:
@@ -314,7 +315,7 @@ def tensorflow_testbed(
             assert done.returncode == 0, done.stdout[-3000:]
             return bed.exec("host-0", "readlink", link).stdout.strip()
 
-        # All hosts have the same mounts: those on which nothing is installed lack the link alone.
+        # All hosts have the same mounts, so that the others lack only the link.
         target = once(shared, "environment", install)
         for host in bed.hosts:
             bed.exec(host, "ln", "-sfn", target, link)

@@ -1,4 +1,4 @@
-"""Ranks in processes of their own that take and hold leases, for the tests of them."""
+"""Ranks in separate processes that acquire and hold leases, for tests of leases."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ PORT = {"port/12345": "port 12345"}
 
 
 def holder(job: str, made: float = 1.0, *, task: str = "worker-0", attempt: int = 1) -> Any:
-    """Return a rank of ``job``, which was made at ``made``: the order in the queue."""
+    """Return a rank of ``job``, created at ``made``, which determines its place in the queue."""
     return leases.Holder(made, job, task, attempt)
 
 
 def spec_of(folder: Path, who: leases.Holder, resources: dict[str, str]) -> Any:
-    """Return what of ``rank.json`` concerns leases, as ``stage`` writes it."""
+    """Return the fields of ``rank.json`` for leases, as ``stage`` writes them."""
     noted = {"created_at": who.created_at, "resources": resources, "folder": str(folder)}
     return {"job": who.job, "task": who.task, "attempt": who.attempt, "leases": noted}
 
 
 def _serve(pipe: Connection) -> None:
-    """Do what comes, in the process of a supervisor."""
+    """Execute requests in the process of a supervisor."""
     held: Any = None
     while True:
         try:
@@ -46,7 +46,7 @@ def _serve(pipe: Connection) -> None:
             elif name == "due":
                 held._due = 0.0
             elif name == "setuid":
-                leases.entries("/nowhere")  # this Python may be closed to that user: load all now
+                leases.entries("/nowhere")  # load all now: that user may lack access to this Python
                 os.setuid(*arguments)
                 sys.executable = "/usr/bin/python3"
             else:
@@ -67,23 +67,23 @@ class Supervisor:
         other.close()
 
     def ask(self, name: str, *arguments: Any) -> Any:
-        """Have it call something of host.leases, and return the answer or the refusal."""
+        """Call a function of host.leases in it; return the result or the refusal."""
         self._pipe.send((name, arguments))
         assert self._pipe.poll(30), f"{name} does not come to an end"
         return self._pipe.recv()[1]
 
     def starts(self, folder: Path, who: leases.Holder, resources: dict[str, str] = PORT) -> Any:
-        """Take leases and hold them, as a rank does; return None, or why it may not."""
+        """Acquire leases and hold them, as a rank does; return None, or the refusal."""
         refused = self.ask("take", str(folder), resources, who)
         return refused or self.confirms(folder, who, resources)
 
     def confirms(self, folder: Path, who: leases.Holder, resources: dict[str, str] = PORT) -> Any:
-        """Hold what was taken; return None, or why it may not."""
+        """Hold the acquired leases; return None, or the refusal."""
         self.ask("held", spec_of(folder, who, resources))
         return self.ask("confirm")
 
     def renews(self) -> None:
-        """Check at once that its file is there."""
+        """Check at once that its file exists."""
         self.ask("due")
         self.ask("renew")
 
@@ -98,7 +98,7 @@ Starter = Callable[[], Supervisor]
 
 @pytest.fixture
 def supervisor() -> Iterator[Starter]:
-    """A function that makes supervisors; all are ended at the end."""
+    """Yield a function that creates supervisors; all are ended in the end."""
     made: list[Supervisor] = []
 
     def make() -> Supervisor:
@@ -112,7 +112,7 @@ def supervisor() -> Iterator[Starter]:
 
 
 def jobs(folder: Path) -> list[str]:
-    """Return the jobs that hold something, once for each resource."""
+    """Return the jobs that hold leases, once for each resource."""
     return [lease["job"] for lease in leases.holders(str(folder))]
 
 

@@ -1,4 +1,4 @@
-"""Two network namespaces of this machine, joined by a cable: a protected host and its network."""
+"""Two linked network namespaces on this machine: a protected host and its network."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tests.support.lab import REPOSITORY
 
 PORT = 12345
 TARGET = {4: "192.0.2.1", 6: "fd00::1"}
-#: Each with an address of the network's kernel, and one that only raw packets have.
+#: For each IP version, an address of the network's kernel, and one that only raw packets have.
 MEMBER = {4: "192.0.2.2", 6: "fd00::2"}
 RAW_MEMBER = {4: "192.0.2.12", 6: "fd00::12"}
 STRANGER = {4: "192.0.2.3", 6: "fd00::3"}
 RAW_STRANGER = {4: "192.0.2.13", 6: "fd00::13"}
 _MACS = ["02:00:00:00:00:01", "02:00:00:00:00:02"]
 
-#: Prints what comes in over TCP, and answers datagrams with their size.
+#: Prints data received over TCP, and answers datagrams with their size.
 _LISTENER = f"""
 import socket, threading
 def receive(connection, address):
@@ -52,7 +52,7 @@ while True:
 
 @dataclass
 class Cable:
-    """The two ends, as commands that run another one there, and what the target has received."""
+    """The two ends, as prefixes of commands to run there, and data received by the target."""
 
     target: Sequence[str]
     network: Sequence[str]
@@ -60,7 +60,7 @@ class Cable:
     _ports: Iterator[int] = field(default_factory=lambda: itertools.count(20_000))
 
     def load(self, rules: str) -> None:
-        """Replace the target's rules of nftables."""
+        """Replace the target's nftables rules."""
         run([*self.target, "nft", "flush", "ruleset"])
         run([*self.target, "nft", "--file", "-"], rules)
 
@@ -75,7 +75,7 @@ class Cable:
         return self.python("-m", "tests.support.packets", *words)
 
     def python(self, *arguments: str) -> str:
-        """Run Python in the network; return what it prints."""
+        """Run Python in the network; return its output."""
         return run([*self.network, sys.executable, *arguments]).strip()
 
 
@@ -88,7 +88,7 @@ def run(command: Sequence[str], stdin: str = "") -> str:
 
 
 def missing() -> str:
-    """Return why this machine cannot have such namespaces; empty if it can."""
+    """Return why this machine cannot create such namespaces; empty if it can."""
     tools = [name for name in ("unshare", "nsenter", "ip", "nft") if not shutil.which(name)]
     if tools:
         return f"{', '.join(tools)} not installed (Debian: util-linux, iproute2, nftables)"
@@ -102,7 +102,7 @@ def _unshare() -> list[str]:
 
 @contextmanager
 def _namespace(command: Sequence[str]) -> Iterator[int]:
-    """Yield the id of a process that does nothing, in a namespace that ``command`` makes."""
+    """Yield the id of an idle process in a namespace that ``command`` creates."""
     with subprocess.Popen([*command, "sleep", "infinity"], stdout=subprocess.DEVNULL) as process:
         try:
             here = os.readlink("/proc/self/ns/net")
@@ -119,7 +119,7 @@ def _enter(pid: int) -> list[str]:
 
 @contextmanager
 def laid(folder: Path) -> Iterator[Cable]:
-    """Make the namespaces; the target listens on PORT."""
+    """Create the namespaces; the target listens on PORT."""
     with ExitStack() as stack:
         network_pid = stack.enter_context(_namespace(_unshare()))
         network = _enter(network_pid)
@@ -150,7 +150,7 @@ def laid(folder: Path) -> Iterator[Cable]:
 
 @pytest.fixture(scope="module")
 def cable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cable]:
-    """Two namespaces; in CI they are not a matter of choice."""
+    """Provide two namespaces; in CI they are mandatory."""
     reason = missing()
     if reason and os.environ.get("CI"):
         pytest.fail(f"CI needs network namespaces: {reason}")

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 ICMPV6, TCP, UDP, FRAGMENT, HOP_BY_HOP, ROUTING, OPTIONS = 58, 6, 17, 44, 0, 43, 60
 FIN, SYN, RST, PSH, ACK, URG, ECE, CWR = (1 << place for place in range(8))
-#: How the target answered the packet that opens a connection.
+#: Answers of the target to the packet that opens a connection.
 OPEN, REFUSED, SILENT = "open", "refused", "silent"
 _IDENTIFICATION = int.from_bytes(os.urandom(2), "big")
 _SKIPPED_OPTION = 0x1E
@@ -27,7 +27,7 @@ _PART = 1400  # bytes of a fragment: a multiple of eight
 
 @dataclass(frozen=True)
 class Path:
-    """From where to where: addresses of one family, ports, and the Ethernet header's addresses."""
+    """The ends of a connection: addresses of one family, ports, and addresses for Ethernet."""
 
     interface: str
     ethernet: bytes
@@ -64,7 +64,7 @@ def segment(path: Path, flags: int, number: int, ack: int, data: bytes = b"") ->
 def packet(path: Path, payload: bytes, header: int = TCP, offset: int = 0, more: int = 0) -> bytes:
     """Return an IP packet; ``header`` is the number of the payload's first header.
 
-    The offset and whether more fragments follow are IPv4's: IPv6 has a header for them.
+    ``offset`` and ``more`` (fragments follow) are for IPv4: IPv6 has a separate header for them.
     """
     if path.is_v6:
         return struct.pack("!IHBB", 6 << 28, len(payload), header, 64) + path.addresses + payload
@@ -78,9 +78,9 @@ def packet(path: Path, payload: bytes, header: int = TCP, offset: int = 0, more:
 
 
 def options(following: int, size: int = 8) -> bytes:
-    """Return a header of options that a host skips.
+    """Return an options header that hosts ignore.
 
-    Linux refuses long padding, and more than eight options in a header.
+    Linux rejects long padding, and more than eight options in a header.
     """
     rest, skipped = size - 2, b""
     while rest:
@@ -91,18 +91,18 @@ def options(following: int, size: int = 8) -> bytes:
 
 
 def routing(following: int) -> bytes:
-    """Return a routing header of a type for experiments, with no segments left."""
+    """Return a routing header of an experimental type, with no segments left."""
     return struct.pack("BBBBI", following, 0, 253, 0, 0)
 
 
 def fragments(
     path: Path, payload: bytes, following: int, *ends: int, later: int | None = None
 ) -> list[bytes]:
-    """Return the packets of a payload that is cut at ``ends``.
+    """Return the packets of a payload that is split at ``ends``.
 
     Args:
         following: number of the payload's first header.
-        later: the number that all fragments but the first one give, if it differs.
+        later: the number in all fragments but the first, if it differs.
     """
     packets = []
     for start, end in zip((0, *ends), (*ends, len(payload)), strict=True):
@@ -116,7 +116,7 @@ def fragments(
     return packets
 
 
-# Deliveries: the packets that carry the segment which opens a connection.
+# Deliveries: ways to send the segment that opens a connection.
 
 
 def plain(path: Path, tcp: bytes) -> list[bytes]:
@@ -124,12 +124,12 @@ def plain(path: Path, tcp: bytes) -> list[bytes]:
 
 
 def within_options(path: Path, tcp: bytes) -> list[bytes]:
-    """Cut a header of options in two: the first fragment has no TCP header."""
+    """Split an options header: the first fragment has no TCP header."""
     return fragments(path, options(TCP, 16) + tcp, OPTIONS, 8)
 
 
 def between_options(path: Path, tcp: bytes) -> list[bytes]:
-    """Cut between two headers of options: nothing in the first fragment names TCP."""
+    """Split between two options headers: nothing in the first fragment names TCP."""
     return fragments(path, options(OPTIONS) + options(TCP) + tcp, OPTIONS, 8)
 
 
@@ -138,28 +138,28 @@ def backwards(path: Path, tcp: bytes) -> list[bytes]:
 
 
 def routing_header(path: Path, tcp: bytes) -> list[bytes]:
-    """Cut behind a routing header with no segments left, which names another header."""
+    """Split after a routing header with no segments left, which names another header."""
     return fragments(path, routing(OPTIONS) + options(TCP) + tcp, ROUTING, 8)
 
 
 def twice(path: Path, tcp: bytes) -> list[bytes]:
-    """Put fragments into fragments."""
+    """Nest fragments in fragments."""
     inner = fragments(path, options(OPTIONS) + options(TCP) + tcp, OPTIONS, 8)
     return [part for one in inner for part in fragments(path, one[40:], FRAGMENT, 8)]
 
 
 def other_protocol_later(path: Path, tcp: bytes) -> list[bytes]:
-    """Have all fragments but the first one name UDP, which is not asked."""
+    """Name UDP, which is not checked, in all fragments but the first."""
     return fragments(path, options(OPTIONS) + options(TCP) + tcp, OPTIONS, 8, later=UDP)
 
 
 def other_protocol_first(path: Path, tcp: bytes) -> list[bytes]:
-    """Have the first fragment name UDP, and the others TCP."""
+    """Name UDP in the first fragment, and TCP in the others."""
     return fragments(path, tcp, UDP, 8, later=TCP)
 
 
 def within_tcp(path: Path, tcp: bytes) -> list[bytes]:
-    """Cut the TCP header behind the ports: the flags are in the second fragment."""
+    """Split the TCP header after the ports: the flags are in the second fragment."""
     return fragments(path, tcp, TCP, 8)
 
 
@@ -168,37 +168,37 @@ def within_tcp_behind_options(path: Path, tcp: bytes) -> list[bytes]:
 
 
 def overlapping(path: Path, tcp: bytes) -> list[bytes]:
-    """Send an ACK, whose second part is then replaced by that of the opening segment."""
+    """Send an ACK, then replace its second part with that of the opening segment."""
     ack = tcp[:13] + bytes([ACK]) + tcp[14:]
     whole = fragments(path, ack, TCP, 16)
     return [whole[0], fragments(path, tcp, TCP, 8)[1], whole[1]]
 
 
 def atomic(path: Path, tcp: bytes) -> list[bytes]:
-    """Send a packet that is not cut but has a fragment header."""
+    """Send an unfragmented packet with a fragment header."""
     return fragments(path, tcp, TCP)
 
 
 def many_options(path: Path, tcp: bytes) -> list[bytes]:
-    """Put the TCP header behind many others, with the packet whole."""
+    """Put the TCP header after many others in an unfragmented packet."""
     chain = options(ROUTING) + routing(OPTIONS)
     chain += options(OPTIONS, 64) * 16 + options(TCP)
     return [packet(path, chain + tcp, HOP_BY_HOP if path.is_v6 else OPTIONS)]
 
 
 def many_atomic(path: Path, tcp: bytes) -> list[bytes]:
-    """Put several fragment headers into a packet that is not cut."""
+    """Put several fragment headers into an unfragmented packet."""
     headers = b"".join(struct.pack("!BBHI", kind, 0, 0, 1) for kind in (OPTIONS, TCP))
     return [packet(path, headers[:8] + options(FRAGMENT) + headers[8:] + tcp, FRAGMENT)]
 
 
 def ip_options(path: Path, tcp: bytes) -> list[bytes]:
-    """Put options into the header of IPv4."""
+    """Put options into the IPv4 header."""
     return [packet(path, tcp, OPTIONS)]
 
 
 def far(path: Path, tcp: bytes) -> list[bytes]:
-    """Put the TCP header behind 60,000 bytes of options, in many fragments."""
+    """Put the TCP header after 60,000 bytes of options, in many fragments."""
     sizes = [2048] * 29 + [608]
     chain = b"".join(options(OPTIONS, size) for size in sizes[:-1]) + options(TCP, sizes[-1])
     payload = chain + tcp
@@ -217,7 +217,7 @@ V4 = {made.__name__: made for made in (plain, within_tcp, overlapping, ip_option
 
 
 class Wire:
-    """An interface on which whole frames are sent and received."""
+    """An interface that sends and receives whole frames."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -242,7 +242,7 @@ class Wire:
 
 
 def connect(path: Path, delivery: str, flags: int, data: bytes) -> str:
-    """Open a connection with a segment of these flags and send data; return the answer."""
+    """Open a connection with a segment with these flags and send data; return the answer."""
     deliver = (V6 if path.is_v6 else V4)[delivery]
     wire, number = Wire(path), int.from_bytes(os.urandom(3), "big")
     wire.send(deliver(path, segment(path, flags, number, 0)))

@@ -12,19 +12,21 @@ from typing import Any
 
 from tests.support.lab import REPOSITORY, Lab, Run, environment, playbook_command
 
-#: What a clone has of the repository, as far as playbooks need it.
+#: The parts of the repository that playbooks need in a clone.
 _CLONED = ("ansible.cfg", "inventory", "playbooks", "roles", "train")
 _KINDS = ("straggler", "notice", "restart")
 _CODES = {"completed": 0, "failed": 1, "stopped": 3}
 
 
 class PlaybookCommand:
-    """A playbook that follows a job at work in the background: its events are those of the job's
-    ``events.jsonl``, from its start on, and its result is ``result.json``.
+    """A playbook in the background that follows a job.
+
+    Its events are those in the job's ``events.jsonl`` from its start on; its result is
+    ``result.json``.
 
     Args:
         name: ``train.yml`` or ``attach.yml``.
-        variables: of the role; ``train_job_id`` among them.
+        variables: of the role, including ``train_job_id``.
         clone: the folder of the repository that it runs from.
     """
 
@@ -38,7 +40,7 @@ class PlaybookCommand:
         self._offset = self._events.stat().st_size if self._events.exists() else 0
         self._began = time.monotonic()
         self.events: list[dict[str, Any]] = []
-        self._pending: list[dict[str, Any]] = []  # read, and not looked at yet
+        self._pending: list[dict[str, Any]] = []  # read but not yet checked
         with self._output.open("w") as output:
             self.process = subprocess.Popen(
                 playbook_command(str(clone / "playbooks" / name), lab.inventory, given),
@@ -64,11 +66,11 @@ class PlaybookCommand:
         return found
 
     def output(self) -> str:
-        """Return what the playbook has printed."""
+        """Return the output of the playbook so far."""
         return self._output.read_text()
 
     def wait_for(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """Wait for an event that is wanted, and return it."""
+        """Wait for a matching event, and return it."""
         while True:
             is_over = self.process.poll() is not None
             self._pending += self._new_events()
@@ -80,12 +82,12 @@ class PlaybookCommand:
             time.sleep(0.1)
 
     def kill(self) -> None:
-        """End it with SIGKILL."""
+        """Kill it with SIGKILL."""
         self.process.kill()
         self.process.wait()
 
     def end(self, timeout: float = 600) -> Run:
-        """Wait for the end."""
+        """Wait for its end, and return the outcome."""
         code = self.process.wait(timeout)
         self.events += self._pending + self._new_events()
         path = self._run_dir / "result.json"
@@ -103,7 +105,7 @@ class PlaybookCommand:
 def start(
     lab: Lab, job: str, script: str | Path = "", arguments: Sequence[str] = (), **variables: Any
 ) -> PlaybookCommand:
-    """Start a job with ``playbooks/train.yml``, as a user of Ansible does."""
+    """Start a job with ``playbooks/train.yml``, like a user of Ansible."""
     chosen = {"train_job_id": job, "train_job_args": list(arguments), **variables}
     if script:
         chosen["train_job_script"] = str(script)
@@ -116,7 +118,7 @@ def attach(lab: Lab, job: str, clone: Path = REPOSITORY, **variables: Any) -> Pl
 
 
 def cloned(folder: Path) -> Path:
-    """Return a clone of the repository in a folder, which knows nothing of any job."""
+    """Return a clone of the repository in a folder, without any jobs."""
     clone = folder / "clone"
     clone.mkdir()
     for name in _CLONED:

@@ -19,7 +19,7 @@ from ansible.template import Templar, trust_as_template
 from tests.support.lab import REPOSITORY
 
 BUILTIN = "ansible.builtin."
-#: Keys of a task that are not its module.
+#: Keys of a task other than its module.
 KEYWORDS = {
     *("name", "when", "vars", "register", "loop", "loop_control", "block", "module_defaults"),
     *("until", "retries", "delay"),
@@ -31,9 +31,9 @@ class TaskFailedError(Exception):
 
 
 class RoleInProcess:
-    """One run of a role on this machine, with its defaults, variables and tasks as they are.
+    """One run of a role on this machine, with its actual defaults, variables and tasks.
 
-    It knows the modules that the role tensorflow uses, and of them what that role needs.
+    It supports the modules that the role tensorflow uses, as far as that role needs them.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class RoleInProcess:
         self.diffs: list[dict[str, Any]] = []
 
     def run(self, entry: str = "main.yml") -> None:
-        """Run a task file; raises TaskFailedError with the message of the first task that fails."""
+        """Run a task file; raise TaskFailedError with the message of the first failed task."""
         for task in self._load(f"tasks/{entry}"):
             self._run(task, {}, {})
 

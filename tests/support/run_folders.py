@@ -1,4 +1,4 @@
-"""Folders of jobs on the control node, made without running anything, and what pages draw."""
+"""Folders of jobs on the control node, created without running anything, and charts on pages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def write_attempt(
     result: dict[str, Any] | None,
     began: float = BEGAN,
 ) -> None:
-    """Write what an attempt leaves: progress, logs, load, and a result if there is one."""
+    """Write the files of an attempt: progress, logs, load, and a result, if any."""
     for name in ("progress", "logs", "load"):
         (folder / name).mkdir(parents=True)
     for task in tasks:
@@ -59,7 +59,7 @@ def write_attempt(
 
 
 def write_manifest(folder: Path, tasks: list[str], attempt: int = 1, **more: Any) -> None:
-    """Write what was planned, for its last attempt."""
+    """Write the manifest of a job with the plan of its last attempt."""
     manifest = {
         "job": folder.name, "created_at": BEGAN - 1, "attempt": attempt,
         "script": "/home/me/main.py", "arguments": ["--epochs", "5"],
@@ -75,7 +75,7 @@ def write_manifest(folder: Path, tasks: list[str], attempt: int = 1, **more: Any
 
 
 def charts_of(page: str) -> dict[str, dict[str, Any]]:
-    """Return what the page draws, by title."""
+    """Return the charts on a page, by title."""
     found = re.search(r"^const charts = (.*);$", page, re.MULTILINE)
     assert found is not None
     return {chart["title"]: chart for chart in json.loads(found[1])}

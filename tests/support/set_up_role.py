@@ -1,4 +1,4 @@
-"""Runs set-up roles as somebody else's playbook does, on hosts with systemd or on this machine."""
+"""Runs set-up roles from other playbooks, on hosts with systemd or on this machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ internal_poll_interval = 0.02
 [connection]
 pipelining = True
 """
-#: For a block that is to fail.
+#: The rescue task of a block that should fail.
 REFUSED: dict[str, Any] = {"name": "The role refused the case", "ansible.builtin.debug": {}}
 SECOND_TIME = "The second time"
 Tasks = Sequence[Mapping[str, Any]]
@@ -30,14 +30,14 @@ Tasks = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Play:
-    """What a playbook did: its exit code, its output, the counts by host."""
+    """The outcome of a playbook: exit code, output, and counts by host."""
 
     code: int
     output: str
 
     @property
     def shown(self) -> str:
-        """The output with single spaces."""
+        """The output with repeated spaces removed."""
         return " ".join(self.output.split())
 
     @property
@@ -93,7 +93,7 @@ def run_plays(
     *options: str,
     **environ: str,
 ) -> Play:
-    """Run a playbook in a folder whose ansible.cfg has nothing but the roles, and for speed."""
+    """Run a playbook in a folder whose ansible.cfg sets only the roles and options for speed."""
     (folder / "ansible.cfg").write_text(CONFIG, encoding="utf-8")
     (folder / "play.yml").write_text(json.dumps(plays), encoding="utf-8")
     kept = {k: v for k, v in environment().items() if not k.startswith("ANSIBLE_")}
@@ -104,7 +104,7 @@ def run_plays(
 
 
 def run_tasks(bed: Testbed, tasks: Tasks, *options: str, **variables: Any) -> Play:
-    """Run tasks on all hosts of a test bed, with these variables of the play; see `run_plays`."""
+    """Run tasks on all hosts of a test bed with variables of the play; see `run_plays`."""
     play = {"hosts": "all", "gather_facts": False, "vars": variables, "tasks": tasks}
     return run_plays(bed.directory, bed.directory / "inventory", [play], *options)
 
@@ -114,7 +114,7 @@ def play(role: str, bed: Testbed, *options: str, entry: str = "main", **variable
 
 
 def systemd_hosts(count: int = 1, **given: Any) -> Any:
-    """Return a fixture of a test module, to be called ``bed``: hosts with systemd."""
+    """Return a fixture for a test module, to be named ``bed``: hosts with systemd."""
 
     @pytest.fixture(scope="module")
     def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:

@@ -1,4 +1,4 @@
-"""Programs under TensorFlow that start at once: forks of a process that has imported it."""
+"""Programs with TensorFlow that start at once: forks of a process that has imported it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PROGRAM = REPOSITORY / "tests/data/forks.py"
 
 
 class Fork:
-    """A program at work."""
+    """A running program."""
 
     def __init__(self, forks: Forks, pid: int) -> None:
         self._forks = forks
@@ -28,7 +28,7 @@ class Fork:
         self.returncode: int | None = None
 
     def poll(self, seconds: float = 0) -> int | None:
-        """Return the exit code, or None if it still runs after ``seconds``."""
+        """Return the exit code, or None if it is still running after ``seconds``."""
         if self.returncode is None:
             self.returncode = self._forks.ask(wait=self.pid, seconds=seconds)
         return self.returncode
@@ -44,7 +44,7 @@ class Fork:
 
 
 class Forks:
-    """The process of which programs are forks; it ends with the one that made it."""
+    """A process that forks programs; it ends with its parent process."""
 
     def __init__(self, python: str, keras: int) -> None:
         self._process = subprocess.Popen(
@@ -57,7 +57,7 @@ class Forks:
         assert self._answer() == "ready"
 
     def ask(self, **order: Any) -> Any:
-        """Give an order, and return what is answered."""
+        """Send a request and return the answer."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
@@ -79,9 +79,9 @@ class Forks:
         """Start a program.
 
         Args:
-            arguments: its file and its words; with ``script`` the words alone.
-            folder: its working folder.
-            output: the file that its output and its errors are appended to.
+            arguments: its file and its arguments; with ``script``, only the arguments.
+            folder: its working directory.
+            output: the file to which its output and errors are appended.
         """
         order = {"arguments": list(arguments), "script": script, "environment": dict(environment)}
         return Fork(self, self.ask(**order, folder=str(folder), output=str(output)))
@@ -89,8 +89,8 @@ class Forks:
 
 @functools.cache
 def forks(python: str, keras: int = 2) -> Forks:
-    """Return the process of an interpreter that has imported TensorFlow with Keras 2.
+    """Return an interpreter's process that has imported TensorFlow with Keras 2.
 
-    With ``keras`` 0 nothing is imported before the program does it.
+    With ``keras`` 0, nothing is imported until the program does it.
     """
     return Forks(python, keras)

@@ -1,6 +1,6 @@
 """Starts ranks of the training program as processes of this machine; a pytest plugin.
 
-PYTEST_DONT_REWRITE: test modules import this one before pytest knows that it is a plugin.
+PYTEST_DONT_REWRITE: test modules import this module before pytest registers it as a plugin.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.support.tensorflow_forks import Fork, forks
 
 TRAIN = REPOSITORY / "train"
 WORKER = TRAIN / "worker.py"
-#: Seconds after which a process of a test is given up.
+#: Maximum seconds to wait for a process of a test.
 PATIENCE = 300
 #: The tasks of a small cluster with a parameter server.
 TASKS = ("ps-0", "worker-0", "worker-1", "chief-0")
@@ -39,7 +39,7 @@ class Rank:
     folder: Path
 
     def end(self, seconds: float = PATIENCE) -> int:
-        """Return the exit code, once it has ended."""
+        """Wait for its end and return the exit code."""
         code = self.process.poll(seconds)
         assert code is not None, f"it does not end: {self.said()}"
         return code
@@ -52,13 +52,13 @@ class Rank:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def weights(self) -> str:
-        """Return the hash that the rank reported at its end."""
+        """Return the hash of the weights that the rank reported at its end."""
         last = self.records()[-1]
         assert last["phase"] == "done", self.said()
         return str(last["weights_sha256"])
 
     def wait_for(self, phase: str) -> dict[str, Any]:
-        """Return the first record of a phase, once there is one."""
+        """Wait for the first record of a phase and return it."""
         wait_until(self, lambda: any(record["phase"] == phase for record in self.records()))
         return next(record for record in self.records() if record["phase"] == phase)
 
@@ -67,7 +67,7 @@ Start = Callable[..., Rank]
 
 
 def patched(code: str) -> str:
-    """Return a script that is the program, once ``code`` has replaced something of it."""
+    """Return a script that runs the program after ``code`` has replaced parts of it."""
     return f"import worker\n{code}\nworker.main()"
 
 
@@ -77,7 +77,7 @@ def saved_steps(folder: Path) -> list[int]:
 
 
 def about_checkpoint(path: Path) -> Any:
-    """Return what a checkpoint says of itself: JSON behind the first line of an array's file."""
+    """Return a checkpoint's description: JSON after the first line of an array's file."""
     with zipfile.ZipFile(path) as archive:
         return json.loads(archive.read("about.npy").partition(b"\n")[2])
 
@@ -92,7 +92,7 @@ def wait_until(rank: Rank, condition: Callable[[], bool]) -> None:
 
 
 def kill(ranks: list[Rank], victims: list[int] | None = None) -> None:
-    """Kill some ranks of a gang, by default all, and wait for the end of all."""
+    """Kill some ranks of a gang, by default all; wait for the end of all."""
     for index in range(len(ranks)) if victims is None else victims:
         ranks[index].process.send_signal(signal.SIGKILL)
     for rank in ranks:
@@ -101,7 +101,7 @@ def kill(ranks: list[Rank], victims: list[int] | None = None) -> None:
 
 @pytest.fixture(scope="module")
 def start(tf_python: str) -> Iterator[Start]:
-    """Return a function that starts a rank in a folder, under a script or the program itself."""
+    """Return a function that starts a rank in a folder, with a script or the program itself."""
     ranks: list[Rank] = []
 
     def begin(
@@ -117,7 +117,7 @@ def start(tf_python: str) -> Iterator[Start]:
             "TRAIN_PROGRESS_FILE": str(folder / "progress"),
             "PYTHONPATH": str(TRAIN),
             "TF_CPP_MIN_LOG_LEVEL": "2",
-            # What the launcher gives each of two ranks on a machine of two cores.
+            # The supervisor's setting for each of two ranks on a machine with two cores.
             "TF_NUM_INTRAOP_THREADS": "1",
             "TF_NUM_INTEROP_THREADS": "1",
             **(variables or {}),
@@ -147,10 +147,10 @@ def start_gang(
     variables: Mapping[int, Mapping[str, str]] | None = None,
     **options: Any,
 ) -> list[Rank]:
-    """Start some workers in the folders ``0``, ``1`` ..., which may hold what a run has left.
+    """Start some workers in the folders ``0``, ``1`` ..., which may contain an earlier run.
 
     Args:
-        variables: of the environment, more of them by worker.
+        variables: additional environment variables by worker.
     """
     addresses = [f"localhost:{free_port()}" for _ in range(workers)]
     ranks = []
@@ -165,7 +165,7 @@ def start_gang(
 def run_gang(
     start: Start, folder: Path, *arguments: str, workers: int = 2, **options: Any
 ) -> list[Rank]:
-    """Start some workers and return them once all have ended with 0."""
+    """Start some workers; return them when all have ended with 0."""
     ranks = start_gang(start, folder, *arguments, workers=workers, **options)
     assert [rank.end() for rank in ranks] == [0] * workers, [rank.said() for rank in ranks]
     return ranks
@@ -185,7 +185,7 @@ def start_task(
     *arguments: str,
     **options: Any,
 ) -> Rank:
-    """Start a task of a cluster in a folder of its name."""
+    """Start a task of a cluster in a folder with its name."""
     job, _, index = task.partition("-")
     variables = {"TF_CONFIG": tf_config(job, int(index), **addresses)}
     return start(folder / task, *arguments, variables=variables, **options)

@@ -1,4 +1,4 @@
-"""Runs code under TensorFlow, in a process of its own: whole tests, functions of them, scripts."""
+"""Runs code with TensorFlow in a separate process: whole tests, functions of tests, scripts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.training_ranks import PATIENCE, TRAIN, Rank
 
 
 class _Module:
-    """A module that is imported when it is first used, in a process that has it."""
+    """A module that is imported at its first use, in a process that has it."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -36,7 +36,7 @@ class _Module:
 
 
 def modules(*names: str) -> Any:
-    """Return modules of TensorFlow's environment or of the training program, to be used there."""
+    """Return modules of TensorFlow's environment or the training program, for use there."""
     return [_Module(name) for name in names]
 
 
@@ -60,19 +60,19 @@ def _run(python: str, script: str, arguments: Sequence[str], project: bool) -> s
 
 
 def call(python: str, function: Callable[..., Any], *given: Any, project: bool = True) -> Any:
-    """Return what a function of a test module returns under TensorFlow; it must end well."""
+    """Call a function of a test module with TensorFlow; return its result, require success."""
     script = (
         f"sys = __import__('sys'); sys.path.append({str(REPOSITORY)!r})\n"
         "from tests.support import training_script as here\nhere.answer(*sys.argv[1:])"
     )
-    # Paths as objects of their own: those that one Python pickles another may not read.
+    # Paths are sent as objects, because another Python may be unable to unpickle them.
     arguments = json.dumps(given, default=lambda path: {"path": str(path)})
     words = [function.__module__, function.__name__, arguments]
     return pickle.loads(bytes.fromhex(_run(python, script, words, project)))
 
 
 def answer(name: str, function: str, given: str) -> None:
-    """Call a function of a test module, whose assertions show values as they do in pytest."""
+    """Call a function of a test module; its assertions show values as in pytest."""
     path = REPOSITORY / (name.replace(".", "/") + ".py")
     tree = ast.parse(path.read_bytes())
     rewrite_asserts(tree, path.read_bytes())
@@ -85,11 +85,11 @@ def answer(name: str, function: str, given: str) -> None:
     except BaseException:
         traceback.print_exc()
         os._exit(1)
-    os._exit(0)  # else TensorFlow would wait for servers
+    os._exit(0)  # otherwise, TensorFlow would wait for servers
 
 
 def inside(test: Callable[..., None]) -> Callable[..., None]:
-    """Have a test called under TensorFlow."""
+    """Run a test with TensorFlow."""
     own = inspect.signature(test)
 
     @functools.wraps(test)
@@ -103,7 +103,7 @@ def inside(test: Callable[..., None]) -> Callable[..., None]:
 
 
 def replicas_of_cpu(count: int) -> Any:
-    """Return a strategy of some replicas; nothing of TensorFlow may have run before."""
+    """Return a strategy with some replicas; must run before any other TensorFlow operation."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     parts = [tf.config.LogicalDeviceConfiguration()] * count
     tf.config.set_logical_device_configuration(cpu, parts)
@@ -111,7 +111,7 @@ def replicas_of_cpu(count: int) -> Any:
 
 
 def halves(replicas: Any, whole: Any) -> Any:
-    """Return a batch shared by two replicas."""
+    """Return a batch divided between two replicas."""
     half = len(whole) // 2
     return replicas.experimental_distribute_values_from_function(
         lambda context: whole[half * context.replica_id_in_sync_group :][:half]
@@ -131,7 +131,7 @@ def compare_models(folder: Path, shape: tuple[int, ...]) -> list[tuple[str, str]
 
 
 def read_scalars(*folders: Path) -> list[dict[str, dict[int, float]]]:
-    """Return what each folder holds for TensorBoard: by tag, by step."""
+    """Return the TensorBoard scalars in each folder, by tag and step."""
     read: list[dict[str, dict[int, float]]] = []
     for folder in folders:
         read.append({})

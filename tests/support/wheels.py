@@ -9,11 +9,11 @@ from pathlib import Path
 
 
 def write(folder: Path, name: str, metadata: str = "", code: str = "") -> Path:
-    """Write a wheel with one package of one file, and return its path.
+    """Write a wheel with a package of one file, and return its path.
 
     Args:
         name: of the wheel without ``.whl``.
-        metadata: more lines of its ``METADATA``.
+        metadata: additional lines of its ``METADATA``.
     """
     package, version, *tags = name.split("-")
     info = f"{package}-{version}.dist-info"

@@ -34,8 +34,8 @@ LARGE_BYTES = 20 * 10**6
 def locks(paths: Iterable[str], extra: bool = False) -> list[dict[str, Any]]:
     """Describe each lock file: ``path``, ``sha256``, ``variant``, ``version`` and ``imports``.
 
-    ``imports`` are the modules that must be importable. Those of ``extra`` packages, on top of
-    TensorFlow, have only the first two.
+    ``imports`` are the modules that must be importable. With ``extra``, for packages on top of
+    TensorFlow, return only the first two.
     """
     described = []
     for path in paths:

@@ -17,7 +17,7 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, required=True, help="the test bed's folder")
     options = parser.parse_args()
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `up` tidies up
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `up` cleans up
     try:
         if options.command == "down":
             print(f"removed {len(down(options.dir))} host(s)")

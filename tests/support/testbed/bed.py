@@ -1,4 +1,4 @@
-"""A test bed that is up: started, loaded from its folder, taken down."""
+"""A running test bed: starts it, loads it from its folder, removes it."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _OUR_FILES = (
     _MARK,
 )
 _HOST_KEY = "/etc/ssh/ssh_host_ed25519_key.pub"
-#: What systemd needs as a container's first process: control groups that it may write, and the
-#: right to mount; NET_ADMIN is for the host's own firewall. The clock stays the machine's.
+#: Requirements of systemd as a container's first process: writable control groups and the right to
+#: mount; NET_ADMIN is for the host's firewall. The clock is the machine's.
 _SYSTEMD = (
     *("--cap-add", "SYS_ADMIN", "--cap-add", "NET_ADMIN"),
     *("--security-opt", "seccomp=unconfined", "--security-opt", "apparmor=unconfined"),
@@ -50,7 +50,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Rank:
-    """An inventory host: its name there, the container it lives on, its variables."""
+    """An inventory host: its name, its container, its variables."""
 
     name: str
     host: Host
@@ -58,9 +58,9 @@ class Rank:
 
 
 class Testbed:
-    """A running test bed: its folder, an absolute path, its hosts, and its stranger, if any."""
+    """A running test bed: its folder (an absolute path), its hosts, and its stranger, if any."""
 
-    __test__ = False  # no test class, whatever pytest thinks of its name
+    __test__ = False  # not a test class, despite its name
 
     def __init__(
         self, directory: Path, hosts: Sequence[Host], stranger: Host | None = None
@@ -79,12 +79,12 @@ class Testbed:
         stranger: bool = False,
         options: Sequence[str] = (),
     ) -> Testbed:
-        """Start a test bed; if that fails half-way, nothing of it is left.
+        """Start a test bed; if that fails, remove all of it.
 
         Args:
-            mounts: ``HOST:CONTAINER[:ro]``, for all hosts; ``train`` owns what is not read-only.
-            bases: the image of which each host is made, or one for all.
-            stranger: whether there is one; it has neither systemd nor mounts.
+            mounts: ``HOST:CONTAINER[:ro]``, for all hosts; ``train`` owns all that are not ``ro``.
+            bases: the image for each host, or one for all.
+            stranger: whether to start a stranger, without systemd and mounts.
         """
         directory = directory.resolve()
         if (directory / _MARK).exists():
@@ -121,7 +121,7 @@ class Testbed:
         try:
             key = str(directory / "id_ed25519")
             run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", USER, "-f", key)
-            first = _make_network(network, label).network_address + 2  # + 1 is the engine's own
+            first = _make_network(network, label).network_address + 2  # + 1 is the engine's
             hosts = [
                 Host(name, str(first + number), f"{network}-{name}")
                 for number, name in enumerate(names)
@@ -140,12 +140,12 @@ class Testbed:
             raise
 
     def prepare(self, host: Host, mounts: Sequence[str]) -> None:
-        """Have the user own what is mounted, and let the user's key in."""
+        """Make the user the owner of the mounts, and authorize the user's key."""
         paths = []
         for mount in mounts:
             _, target, *mode = mount.split(":")
             paths += [] if mode else [target]
-            # Docker makes missing parents as root.
+            # Docker creates missing parents as root.
             paths += [str(path) for path in PurePosixPath(target).parents if HOME in path.parents]
         if paths:
             self.exec(host, "chown", f"{USER}:{USER}", *paths, user="root")
@@ -162,7 +162,7 @@ class Testbed:
         check: bool = True,
         timeout: float = 120,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command on a host through Docker, without SSH and shell, in the user's home."""
+        """Run a command on a host through Docker, without SSH or a shell, in the user's home."""
         container = self.host(host).container if isinstance(host, str) else host.container
         return _exec(container, *arguments, user=user, stdin=stdin, check=check, timeout=timeout)
 
@@ -171,7 +171,7 @@ class Testbed:
 
     @property
     def ssh_options(self) -> list[str]:
-        """The options with which ``ssh`` knows the hosts' keys and the user's, and no others."""
+        """The options that make ``ssh`` use the hosts' keys and the user's, and no others."""
         return [
             *("-o", f"UserKnownHostsFile={self.directory / 'known_hosts'}"),
             *("-o", "GlobalKnownHostsFile=/dev/null"),
@@ -185,9 +185,9 @@ class Testbed:
         variables: Mapping[str, object] | None = None,
         path: Path | None = None,
     ) -> Path:
-        """Write an Ansible inventory folder, in the place of an older one, and return its path.
+        """Write an Ansible inventory folder, replacing an older one, and return its path.
 
-        Ranks that share a container are several `Rank` with one host and different ports.
+        Ranks in one container are several `Rank` with the same host and different ports.
         """
         ranks: dict[str, Rank] = {}
         children: dict[str, object] = {}
@@ -202,7 +202,7 @@ class Testbed:
         path = (path or self.directory / "inventory").resolve()
         shutil.rmtree(path, ignore_errors=True)
         # A master connection outlives its playbook by a minute, and the next test bed may get the
-        # same addresses: a control path of one's own keeps them apart.
+        # same addresses. A separate control path keeps them apart.
         socket_name = hashlib.sha256("".join(h.container for h in self.hosts).encode()).hexdigest()
         connection = {
             "ansible_user": USER,
@@ -219,7 +219,7 @@ class Testbed:
 
 @contextmanager
 def running_testbed(count: int, directory: Path, **given: Any) -> Iterator[Testbed]:
-    """Give a test bed and take it down at the end; the arguments are those of `Testbed.up`."""
+    """Provide a test bed and remove it at the end; for the arguments see `Testbed.up`."""
     bed = Testbed.up(count, directory, **given)
     try:
         yield bed
@@ -228,9 +228,9 @@ def running_testbed(count: int, directory: Path, **given: Any) -> Iterator[Testb
 
 
 def down(directory: Path) -> list[str]:
-    """Remove the test bed of a folder, whole or half, and return the names of its containers.
+    """Remove the test bed of a folder, even if incomplete; return the names of its containers.
 
-    Other files in the folder stay. A folder without a test bed is left as it is.
+    Other files in the folder are kept. A folder without a test bed is not changed.
     """
     directory = directory.resolve()
     mine = ("--filter", f"label={LABEL}={directory}")
@@ -250,7 +250,7 @@ def down(directory: Path) -> list[str]:
 
 
 def _write_json(path: Path, value: object) -> None:
-    """Write a value as JSON, which every YAML reader understands."""
+    """Write a value as JSON, which every YAML parser can read."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
 
@@ -264,12 +264,12 @@ def _exec(
 
 
 def _make_network(name: str, label: str) -> ipaddress.IPv4Network:
-    """Make a bridge network and return its addresses.
+    """Create a bridge network and return its addresses.
 
-    Docker gives fixed addresses only in a network whose range was asked for by number; which
-    ranges are free, Docker knows best: it picks one for a network that is removed again.
+    Docker assigns fixed addresses only in networks with an explicit range. Only Docker knows which
+    ranges are free, so it picks one for a network that is removed again.
     """
-    for last in (False, False, False, True):  # another one may take the range in between
+    for last in (False, False, False, True):  # another network may get the range in between
         docker("network", "create", "--label", label, name)
         ranges = docker("network", "inspect", "--format", "{{json .IPAM.Config}}", name).stdout
         subnet = ipaddress.IPv4Network(json.loads(ranges)[0]["Subnet"])
@@ -283,10 +283,10 @@ def _make_network(name: str, label: str) -> ipaddress.IPv4Network:
 
 
 def wait_for_systemd(host: Host) -> None:
-    """Return when all units of the host are up; raise TestbedError if they are not in a minute."""
+    """Wait until all units of the host are up; raise TestbedError after a minute."""
     deadline = time.monotonic() + READY_TIMEOUT
     while True:
-        # Until systemd listens, this ends at once and prints `offline` or nothing.
+        # Before systemd listens, this ends at once and prints `offline` or nothing.
         limit = f"{max(deadline - time.monotonic(), 1):.1f}"
         ask = ("timeout", limit, "systemctl", "is-system-running", "--wait")
         state = _exec(host.container, *ask, user="root", check=False).stdout.strip()
@@ -300,7 +300,7 @@ def wait_for_systemd(host: Host) -> None:
 
 
 def _wait_for_sshd(host: Host) -> None:
-    """Return when the host's sshd greets; raise TestbedError if it does not within a minute."""
+    """Wait until the host's sshd sends its greeting; raise TestbedError after a minute."""
     deadline = time.monotonic() + READY_TIMEOUT
     while True:
         try:

@@ -1,6 +1,6 @@
-"""The Docker engine, by its command-line client, and the images of hosts.
+"""The Docker engine, through its command-line client, and the images of hosts.
 
-A base image that Docker does not have is pulled, or made by ``debian-image.sh`` where no registry
+A base image that Docker does not have is pulled, or built by ``debian-image.sh`` if no registry
 answers.
 """
 
@@ -27,18 +27,18 @@ _DEBIAN_IMAGE = Path(__file__).with_name("debian-image.sh")
 
 
 class TestbedError(Exception):
-    """The test bed cannot do what was asked; the message has the reason."""
+    """The test bed cannot do what was requested; the message gives the reason."""
 
-    __test__ = False  # no test class, whatever pytest thinks of its name
+    __test__ = False  # not a test class, despite its name
 
 
 def run(
     *command: str, stdin: str = "", check: bool = True, timeout: float = 120
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program, root's own among them, and return what it printed; ``timeout`` is in seconds.
+    """Run a program, including those of root, and return its output; ``timeout`` is in seconds.
 
     Raises:
-        TestbedError: there is no such program, it took too long, or (with ``check``) it failed.
+        TestbedError: the program does not exist, took too long, or (with ``check``) failed.
     """
     shown = " ".join(command)
     path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
@@ -79,14 +79,14 @@ def docker_available() -> bool:
 
 @contextmanager
 def one_build() -> Iterator[None]:
-    """Wait until no other process of this machine builds an image, and keep others waiting."""
+    """Allow only one process of this machine at a time to build an image."""
     with Path(tempfile.gettempdir(), "testbed-images.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def build_image(base: str = BOOKWORM, systemd: bool = False) -> str:
-    """Build the hosts' image, unless there is one of the same inputs, and return its tag."""
+    """Build the hosts' image, unless one with the same inputs exists, and return its tag."""
     recipe = _DOCKERFILE.read_text(encoding="utf-8")
     target = "systemd" if systemd else "plain"
     uid = f"TRAIN_UID={os.getuid() or 1000}"
