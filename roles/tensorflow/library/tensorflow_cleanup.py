@@ -220,7 +220,7 @@ def shared_with(folder: str) -> str:
                 point, kind = mounted, after.split()[0]
     if kind not in LOCAL:
         return f"other machines may use them (filesystem {kind})"
-    return "it is a mount of its own, which others may use" if point == path else ""
+    return "it is a separate mount, which others may use" if point == path else ""
 
 
 def in_use(root: str, names: List[str]) -> Dict[str, str]:

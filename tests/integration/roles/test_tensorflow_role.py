@@ -625,7 +625,7 @@ def test_folders_that_other_machines_may_share(tmp_path: Path, monkeypatch: Patc
         ("/home/ada/train/venvs", "fuse.sshfs", "(filesystem fuse.sshfs)"),
         ("/home/ada/train/venvs", "xfs", ""),
         ("/homes/ada/train/venvs", "nfs4", ""),
-        ("/home/a b/train/venvs", "xfs", "it is a mount of its own, which others may use"),
+        ("/home/a b/train/venvs", "xfs", "it is a separate mount, which others may use"),
     ]:
         (tmp_path / "mountinfo").write_text(
             "21 1 8:1 / / rw - overlay /dev/sda1 rw\n"
