@@ -47,8 +47,8 @@ class RoleInProcess:
         self.check_mode, self.capsys = check_mode, capsys
         filter_loader.add_directory(str(self.folder / "filter_plugins"))
         self.variables: dict[str, Any] = {
-            **self._load("defaults/main.yml"),
-            **self._load("vars/main.yml"),
+            **self._load(self.folder / "defaults/main.yml"),
+            **self._load(self.folder / "vars/main.yml"),
             "ansible_check_mode": check_mode,
             "ansible_playbook_python": "python3",
             "inventory_hostname": "here",
@@ -63,11 +63,11 @@ class RoleInProcess:
 
     def run(self, entry: str = "main.yml") -> None:
         """Run a task file; raise TaskFailedError with the message of the first failed task."""
-        for task in self._load(f"tasks/{entry}"):
+        for task in self._load(self.folder / "tasks" / entry):
             self._run(task, {}, {})
 
-    def _load(self, path: str) -> Any:
-        return DataLoader().load_from_file(str(self.folder / path), trusted_as_template=True)
+    def _load(self, path: Path) -> Any:
+        return DataLoader().load_from_file(str(path), trusted_as_template=True)
 
     def _run(
         self, task: Mapping[str, Any], outer_vars: Mapping[str, Any], outer_defaults: dict[str, Any]
@@ -90,7 +90,7 @@ class RoleInProcess:
             templar = Templar(
                 loader=DataLoader(), variables={**self.variables, **variables, "item": item}
             )
-            given = task[module] if module.endswith("_tasks") else templar.template(task[module])
+            given = templar.template(task[module])
             if isinstance(given, dict):
                 given = {**templar.template(defaults.get(module, {})), **given}
                 given = {k: v for k, v in given.items() if v != "__omitted__"}
