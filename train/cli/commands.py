@@ -177,11 +177,11 @@ _Checked = TypeVar("_Checked")
 
 
 def _checked(
-    outcome: playbooks.Outcome, call: str, check: Callable[[Any], _Checked], command: str
+    outcome: playbooks.Outcome, action: str, check: Callable[[Any], _Checked], command: str
 ) -> dict[str, _Checked]:
     """Return what hosts reported, in order; name malformed reports and leave them out."""
     found = {}
-    for host, result in sorted(outcome.results.get(call, {}).items()):
+    for host, result in sorted(outcome.results.get(action, {}).items()):
         try:
             found[host] = check(result)
         except reports.ReportError as error:
@@ -205,7 +205,7 @@ def status(args: Namespace, variables: Variables) -> int:
     """Show the states of a job's ranks."""
     outcome, _ = jobs.status(args.job, args.inventory, variables)
     rows: list[dict[str, Any]] = []
-    for host, seen in _seen_once(_checked(outcome, "state", reports.all_seen, "status")):
+    for host, seen in _seen_once(_checked(outcome, "rank_info", reports.all_seen, "status")):
         rank, state = seen["rank"] or {}, seen["state"]
         row = {
             "job": rank.get("job"),
@@ -252,7 +252,7 @@ def _unknown(args: Namespace, variables: Variables) -> str:
 def list_jobs(args: Namespace, variables: Variables) -> int:
     """List the jobs on the hosts, newest first."""
     outcome = playbooks.run_playbook("list.yml", args.inventory, variables)
-    found: list[Job] = outcome.result("jobs").get("jobs", [])
+    found: list[Job] = outcome.result("job_list").get("jobs", [])
     if args.json:
         shown = found[: args.newest] if args.newest else found
         print(json.dumps({"jobs": [listing.public(job) for job in shown]}, sort_keys=True))
@@ -294,7 +294,7 @@ def stop(args: Namespace, variables: Variables) -> int:
         "stop", f"stopping {args.job} on its hosts; ranks have some seconds to end by themselves"
     )
     outcome = jobs.stop(args.job, args.inventory, variables)
-    by_host = _checked(outcome, "stop", reports.stop_reports, "stop")
+    by_host = _checked(outcome, "rank_stop", reports.stop_reports, "stop")
     stopped = [(host, report) for host, found in by_host.items() for report in found]
     for host, report in stopped:
         print(f"{host}: {stop_line(report)}")
@@ -351,7 +351,7 @@ def tensorboard(args: Namespace, variables: Variables) -> int:
                 if line not in said:
                     said.append(line)
                     complain("tensorboard", line)
-            shown = {} if ended else outcome.result("tensorboard").get("boards", {})
+            shown = {} if ended else outcome.result("tensorboard_plan").get("boards", {})
             for host, board in shown.items():
                 if host not in answered and _answers(board["url"]):
                     answered.add(host)
@@ -359,7 +359,7 @@ def tensorboard(args: Namespace, variables: Variables) -> int:
     if outcome.unreachable:
         return Exit.UNREACHABLE
     if outcome.failures:
-        return Exit.FAILED if outcome.result("tensorboard") else Exit.REFUSED
+        return Exit.FAILED if outcome.result("tensorboard_plan") else Exit.REFUSED
     return Exit.COMPLETED
 
 
@@ -398,7 +398,7 @@ def tf_config(args: Namespace, variables: Variables) -> int:
     # Any script will do: only the check of a job's start runs.
     given = {"train_job_script": __file__, **variables}
     outcome = playbooks.run_playbook("train.yml", args.inventory, given, check=True)
-    configs: dict[str, object] = outcome.result("plan").get("tf_config", {})
+    configs: dict[str, object] = outcome.result("gang_plan").get("tf_config", {})
     if args.host and configs:
         if args.host not in configs:
             raise ValueError(f"{args.host} has no rank, there are {', '.join(configs)}")
@@ -422,13 +422,13 @@ def clean(args: Namespace, variables: Variables) -> int:
         raise ValueError("there is no limit to what is removed: give --older-than AGE or --keep N")
     outcome = playbooks.run_playbook("clean.yml", args.inventory, given, check=args.dry_run)
     verb = "would remove" if args.dry_run else "removed"
-    for host, result in _checked(outcome, "remove_jobs", reports.cleaned, "clean").items():
+    for host, result in _checked(outcome, "job_remove", reports.cleaned, "clean").items():
         removed = result["removed"]
         named = ", ".join(f"{job['job']} ({listing.size(job['size'])})" for job in removed)
         total = listing.size(sum(job["size"] for job in removed))
         print(f"{host}: {verb} {named}: {total}" if removed else f"{host}: nothing to remove")
         for line in result["kept"]:
             print(f"{host}: kept {line}")
-    for line in outcome.result("old_jobs").get("kept", []):
+    for line in outcome.result("job_choice").get("kept", []):
         print(f"kept {line}")
     return exit_code(outcome, "clean")

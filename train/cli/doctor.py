@@ -86,7 +86,7 @@ def examine(args: Namespace, variables: Variables) -> int:
     given = {**variables, "train_job_doctor_quick": args.quick, "train_job_doctor_parts": parts}
     announce("doctor", f"examining the hosts: {', '.join(parts)}")
     outcome = playbooks.run_playbook("doctor.yml", args.inventory, given)
-    examined: Any = outcome.result("doctor").get("examined")
+    examined: Any = outcome.result("gang_examine").get("examined")
     if examined is None:
         code = exit_code(outcome, "doctor")
         return Exit.UNREACHABLE if code == Exit.UNREACHABLE else Exit.REFUSED

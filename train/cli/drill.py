@@ -104,13 +104,13 @@ def _require_idle_hosts(outcome: playbooks.Outcome) -> None:
     """Check that no job of any user runs, based on the list playbook."""
     if outcome.code:
         raise PlanError("\n".join(outcome.messages))
-    listed: list[Job] = outcome.result("jobs")["jobs"]
+    listed: list[Job] = outcome.result("job_list")["jobs"]
     alive = [f"{job['job']} on {', '.join(job['hosts'])}" for job in listed if job["alive"]]
     if alive:
         raise PlanError(f"no drill alongside a real job: {'; '.join(alive)} runs")
     # Jobs of other users or with another root. Inventory hosts on one machine report the same.
     others = {}
-    for host, result in outcome.results["list_jobs"].items():
+    for host, result in outcome.results["job_info"].items():
         try:
             leases = reports.items(reports.text())(result.get("leases"))
         except reports.ReportError as error:
@@ -150,16 +150,16 @@ def _follow(fault: str, job: jobs.Job, become: bool) -> Row:
                 row = replace(row, victim=victim)
                 given |= {"train_job_fault": fault, "train_job_fault_become": become}
                 injection = playbooks.Playbook("fault.yml", job.inventory, given)
-        if injection and at is None and injection.outcome.result("inject_fault"):
+        if injection and at is None and injection.outcome.result("rank_fault"):
             at = time.monotonic()
-            if injection.outcome.result("inject_fault")["skipped_because"]:
+            if injection.outcome.result("rank_fault")["skipped_because"]:
                 break
     if injection is None:
         return replace(row, trouble="the job was over before the fault could be injected")
     while not injection.wait(1.0):
         pass
     outcome = injection.close()
-    injected = outcome.result("inject_fault")
+    injected = outcome.result("rank_fault")
     if not injected:
         return replace(row, trouble="; ".join(outcome.messages) or "it could not be done")
     if injected["skipped_because"]:
@@ -192,7 +192,7 @@ def _judge(row: Row, restarts: Sequence[tuple[float, jobs.Event]], job: jobs.Job
     ``restarts`` are those of its job, with seconds since the fault.
     """
     result = jobs.follow(job)
-    stopped = jobs.stop(job.name, job.inventory, job.variables).results.get("stop", {})
+    stopped = jobs.stop(job.name, job.inventory, job.variables).results.get("rank_stop", {})
     reported = [report for found in stopped.values() for report in reports.stop_reports(found)]
     row = replace(row, left=sum(rank["ended"] + len(rank["remaining"]) for rank in reported))
     wanted = EXPECTED[row.fault]

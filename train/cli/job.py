@@ -331,8 +331,8 @@ class Job:
         outcome = self._playbook.outcome
         if self._attached and outcome.ended is None:
             return "looking for the job on its hosts"
-        planned = outcome.result("plan").get("ranks", {})
-        installs = outcome.result("lock_packages").get("installs", {})
+        planned = outcome.result("gang_plan").get("ranks", {})
+        installs = outcome.result("gang_packages").get("installs", {})
         if installs and not planned:
             hosts = "1 host" if len(installs) == 1 else f"{len(installs)} hosts"
             return f"installing the script's packages on {hosts}"
@@ -513,7 +513,7 @@ class Job:
     def _give_back(self) -> None:
         """Release the resources on hosts of an attempt that has not started, and undo its plan."""
         manifest = gang_records.read_manifest(self.run_dir)
-        attempt = self._playbook.outcome.result("plan").get("attempt")
+        attempt = self._playbook.outcome.result("gang_plan").get("attempt")
         if manifest is None or manifest["attempt"] != attempt:
             return  # nothing was planned, or it is already undone
         outcome = playbooks.run_playbook("unstage.yml", self.inventory, self.variables)
@@ -620,7 +620,7 @@ def status(
     inventory, given = _of_job(job, inventory, variables)
     chosen = with_kept(job, given)
     outcome = playbooks.run_playbook("status.yml", inventory, chosen)
-    return outcome, outcome.results.get("state", {})
+    return outcome, outcome.results.get("rank_info", {})
 
 
 def stop(

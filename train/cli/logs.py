@@ -150,7 +150,7 @@ def show(args: Namespace, variables: Variables) -> int:
     code = exit_code(shown, "logs")
     if code == Exit.FAILED and not shown.result("job_ranks").get("ranks"):
         return Exit.REFUSED  # the job does not exist
-    return Exit.UNREACHABLE if shown.result("fetch_logs").get("lost") else code
+    return Exit.UNREACHABLE if shown.result("gang_logs").get("lost") else code
 
 
 def _show_attempt(
@@ -182,5 +182,5 @@ def _may_restart(outcome: playbooks.Outcome) -> bool:
         rank["phase"] not in records.FINAL_PHASES or rank["idle"] < RESTART_WAIT
         for rank in job.get("ranks", ())
     )
-    failed = records.FAILED in outcome.result("fetch_logs").get("phases", {}).values()
+    failed = records.FAILED in outcome.result("gang_logs").get("phases", {}).values()
     return failed and recent and bool(job.get("restarts"))

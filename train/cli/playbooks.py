@@ -27,10 +27,10 @@ from train.gang.scratch import Scratch
 
 #: After the task of this module, ranks may run on the hosts.
 START = "rank_start"
-#: Calls whose results may report the end of an attempt or the job.
-_ENDS = ("await_restart", "judge_refusal", "report")
-#: Calls that each attempt repeats, and whose results concern only that attempt.
-_OF_ATTEMPT = ("lock_packages", "plan")
+#: Actions whose results may report the end of an attempt or the job.
+_ENDS = ("gang_restart", "gang_refusal", "gang_result")
+#: Actions that each attempt repeats, and whose results concern only that attempt.
+_OF_ATTEMPT = ("gang_packages", "gang_plan")
 #: Results of a task by inventory host.
 ByHost = dict[str, dict[str, Any]]
 
@@ -65,9 +65,18 @@ _SET_HERE = (
 )
 #: The start of an error in the output of ansible-playbook.
 _ERROR = re.compile(r"\[?ERROR\]?\b")
-#: Modules that run on this machine for all hosts, or with a message that names the host. Their
-#: failures are not about the host that the task ran for.
-_ABOUT_ALL = ("gang_call", "assert", "fail")
+#: Actions that run on this machine for all hosts, or with a message that names the host, by the
+#: start of their names. Their failures are not about the host that the task ran for.
+_ABOUT_ALL = (
+    "gang_",
+    "machine_",
+    "job_list",
+    "job_ranks",
+    "job_choice",
+    "tensorboard_plan",
+    "assert",
+    "fail",
+)
 #: Seconds for which to collect hosts with slow logins into one line.
 _TOGETHER_S = 1.0
 #: Maximum number of lines of an error to show.
@@ -120,15 +129,15 @@ class Outcome:
     unreachable: dict[str, LoginFailure] = field(default_factory=dict)  # by host
     waiting: list[str] = field(default_factory=list)  # hosts with slow logins
     waiting_since: float = 0.0  # when the first of them was added (monotonic clock)
-    results: dict[str, ByHost] = field(default_factory=dict)  # by key of the task, see call_of
+    results: dict[str, ByHost] = field(default_factory=dict)  # by action
     #: The role's last report on how the job ended; another attempt may follow.
     ended: Result | None = None
     is_down: bool = False  # an attempt has failed, and no rank of the next one has started
     # Names of started tasks, for people, and warnings, each once. Displays remove what they show.
     tasks: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    called: set[str] = field(default_factory=set)  # keys of the tasks that have started
-    calling: str = ""  # the key of the last one
+    called: set[str] = field(default_factory=set)  # actions of the tasks that have started
+    calling: str = ""  # the last of them
     last_lines: list[str] = field(default_factory=list)  # of the output, once it has ended
     left_running: bool = False  # the watch has ended but the job has not
     stopped: str = ""  # how the job was stopped while it waited: text after its name
@@ -146,8 +155,8 @@ class Outcome:
         if ended["restart"]:
             self.is_down = True
             self.called.discard(START)
-            for call in _OF_ATTEMPT:
-                self.results.pop(call, None)
+            for action in _OF_ATTEMPT:
+                self.results.pop(action, None)
             self.forget_failures()
 
     def forget_failures(self) -> None:
@@ -155,9 +164,9 @@ class Outcome:
         self.failures.clear()
         self.unreachable.clear()
 
-    def result(self, call: str) -> dict[str, Any]:
-        """Return the result of a task that runs once; empty if it did not run."""
-        return next(iter(self.results.get(call, {}).values()), {})
+    def result(self, action: str) -> dict[str, Any]:
+        """Return the result of an action that runs once; empty if it did not run."""
+        return next(iter(self.results.get(action, {}).values()), {})
 
     def take_waiting(self) -> list[str]:
         """Return a line about the hosts with slow logins, and forget them.
@@ -179,13 +188,6 @@ class Outcome:
         ]
         broken = "\n".join(["ansible-playbook broke off:", *self.last_lines])
         return unreachable + failed or ([broken] if self.code else [])
-
-
-def call_of(data: Mapping[str, Any]) -> str:
-    """Return the key of an event's task: the call that its result names, or its module."""
-    result = data.get("res")
-    call = result.get("call") if isinstance(result, dict) else None
-    return str(call or module_of(data))
 
 
 def module_of(data: Mapping[str, Any]) -> str:
@@ -278,13 +280,13 @@ class Playbook:
                 self.outcome.stopped = str(result.get("stopped") or "") or self.outcome.stopped
                 if not (data.get("ignore_errors") or result.get("nothing_answered")):
                     hosts = self.outcome.failures.setdefault(message, [])
-                    if module_of(data) not in _ABOUT_ALL:
+                    if not module_of(data).startswith(_ABOUT_ALL):
                         hosts.append(host)
             else:
-                self.outcome.results.setdefault(call_of(data), {})[host] = result
-                if call_of(data) == "judge_refusal":
+                self.outcome.results.setdefault(module_of(data), {})[host] = result
+                if module_of(data) == "gang_refusal":
                     self.outcome.forget_failures()
-                if call_of(data) in _ENDS and result.get("result"):
+                if module_of(data) in _ENDS and result.get("result"):
                     self.outcome.note_end(result["result"])
         return False
 

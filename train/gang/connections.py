@@ -106,7 +106,7 @@ def share_logins() -> None:
     Ansible finds a role's plugins, but ansible-playbook has loaded its own ``ssh`` before it reads
     roles, and would use that module for this plugin as well.
     """
-    folder = REPOSITORY / "roles/train_job/connection_plugins"
+    folder = REPOSITORY / "plugins/connection"
     connection_loader.add_directory(str(folder))
     loaded = sys.modules.get(_SSH)
     if loaded and Path(str(loaded.__file__)).parent != folder:
@@ -186,13 +186,13 @@ def run(action: Any, command: str, program: bytes | None = None) -> Returned:
     return value
 
 
-def run_module(action: Any, task_vars: Args | None, **more: Any) -> Returned:
-    """Run the task's module on its host and return the harmless part of its result.
+def run_module(action: Any, module: str, args: Args, task_vars: Args) -> Returned:
+    """Run a module on the action's host and return the harmless part of its result.
 
     ``ansible_facts`` is dropped: it would set variables of the host, such as commands to run here.
     The arguments of a job's script keep all of their characters.
     """
-    done = action._execute_module(module_args={**action._task.args, **more}, task_vars=task_vars)
+    done = action._execute_module(module_name=module, module_args=dict(args), task_vars=task_vars)
     dropped = ("ansible_facts", "exception")
     found = dict(reports.bounded({n: value for n, value in done.items() if n not in dropped}))
     manifest = done.get("manifest")
@@ -494,7 +494,8 @@ class Play:
             return "-e" if "-e" in str(origin.description) else ""
         if origin.path.endswith(EXTRA_VARIABLES):
             return "-e"
-        if origin.path == str(REPOSITORY / "roles/train_job/defaults/main.yml"):
+        # The collection may be reached through a link.
+        if Path(origin.path).resolve() == REPOSITORY / "roles/train_job/defaults/main.yml":
             return job_variables.DEFAULT
         return f"{origin.path}:{origin.line_num}" if origin.line_num else origin.path
 

@@ -39,12 +39,6 @@ _JITTER_S = 5.0
 #: Seconds to wait for requests to end. ssh gives up on a lost host after ten.
 _END_S = 15.0
 
-#: Results that the tasks of a start register, in order. The first failed one is the reason.
-_STEPS = (
-    *("__train_job_variables", "__train_job_placement", "__train_job_packages"),
-    *("__train_job_plan", "__train_job_leases", "__train_job_ready"),
-)
-
 #: Returns how the job was stopped on a host, or an empty text. Raises UnreachableError or OSError.
 Ask = Callable[[str], str]
 
@@ -187,13 +181,13 @@ def judge_refusal(play: connections.Play, args: Args) -> Returned:
     Another control node has started it, the job was stopped, hosts may return, or the job fails.
     """
     run_dir, tried = Path(args["run_dir"]).expanduser(), dict(args["tried"])
-    refusal = _refusal(play)
+    refusal = _refusal(play, args["gang_steps"])
     if refusal.get("overtaken"):
         return {**tried, "then": ATTACH, "overtaken": True}
     if refusal.get("stopped"):
         return _stopped(play, run_dir, str(args["metrics_dir"]), str(refusal["stopped"]))
     manifest = read_manifest(run_dir.name, run_dir.parent)
-    lost = _unreachable(play)
+    lost = _unreachable(play, args["host_steps"])
     lines = login_failures.merged(lost)
     if not refusal.get("nothing_answered"):
         lines.append(str(refusal["msg"]))
@@ -213,9 +207,9 @@ def judge_refusal(play: connections.Play, args: Args) -> Returned:
     return _ended(play, run_dir, str(args["metrics_dir"]))
 
 
-def _refusal(play: connections.Play) -> Mapping[str, Any]:
+def _refusal(play: connections.Play, steps: Sequence[str]) -> Mapping[str, Any]:
     """Return the result of the task that refused the attempt."""
-    for name in _STEPS:
+    for name in steps:
         registered = play.registered(play.host, name)
         if registered.get("failed"):
             return registered
@@ -224,11 +218,13 @@ def _refusal(play: connections.Play) -> Mapping[str, Any]:
     return {**found, "msg": str(found.get("msg") or "a task failed")}
 
 
-def _unreachable(play: connections.Play) -> dict[str, login_failures.LoginFailure]:
+def _unreachable(
+    play: connections.Play, steps: Sequence[str]
+) -> dict[str, login_failures.LoginFailure]:
     """Return the hosts that could not be reached during this start, with the reasons."""
     found = {}
     for host in play.hosts:
-        for name in ("__train_job_preflight", "__train_job_rank"):
+        for name in steps:
             registered = play.registered(host, name)
             if registered.get("unreachable"):
                 found[host] = login_failures.of_result(registered)

@@ -20,8 +20,6 @@ from train.gang.suitability import Fault, Needs
 from train.gang.watch.polling import UnreachableError
 from train.host.records import Suitability
 
-#: The variable that the task in roles/train_job/tasks/suitability.yml registers.
-REGISTERED = "__train_job_suitability"
 _INTERPRETER = "ansible_python_interpreter"
 _PROGRAM = REPOSITORY / "train/host/suitability.py"
 #: Command for a host without Python: prints the names in os-release(5).
@@ -98,7 +96,7 @@ def judge(play: connections.Play, args: Args) -> Returned:
     unreachable: dict[str, LoginFailure] = {}
     for member in args["members"]:
         host = str(member["name"])
-        answer = play.registered(host, REGISTERED)
+        answer = play.registered(host, args["registered"])
         if answer.get("unreachable"):
             unreachable[host] = login_failures.of_result(reports.bounded(answer))
         roles = chosen(member["roles"], args["run_tags"], args["skip_tags"])

@@ -29,7 +29,7 @@ def choose(play: Play, args: Args) -> dict[str, object]:
     warnings = []
     port = int(args["port"])
     for host in play.hosts:
-        answer = play.registered(host, "__train_job_events")
+        answer = play.registered(host, args["registered"])
         if "events" not in answer:
             continue  # Ansible has shown the reason
         try:

@@ -181,26 +181,25 @@ def _problem(task: str, report: records.StopReport) -> str:
     return ""
 
 
-#: The calls, as modules of this package and their functions. Only the module of the call is
-#: imported, because the host has to compile it.
+#: Modules of this package and their functions, by action on a host; calls that actions for a gang
+#: make are among them. Only the module of the call is imported, because the host has to compile it.
 CALLS = {
-    "check_host": "preflight.check",
-    "check_up": "checkup.check",
-    "collect": "staging.collect",
-    "collect_files": "staging.collect_files",
-    "describe_environment": "environments.describe",
-    "find_events": "tensorboard.find_events",
-    "inject_fault": "faults.inject_fault",
+    "environment_info": "environments.describe",
+    "host_check": "preflight.check",
+    "host_examine": "checkup.check",
+    "job_info": "jobs.list_here",
+    "job_remove": "jobs.remove",
     "lease": "leases.answer",
-    "list_jobs": "jobs.list_here",
     "measure_links": "links.measure",
-    "remove_jobs": "jobs.remove",
-    "serve_events": "tensorboard.serve",
-    "stage": "staging.stage",
-    "state": "calls.state",
-    "stop": "calls.stop",
+    "rank_fault": "faults.inject_fault",
+    "rank_fetch": "staging.pack",
+    "rank_info": "calls.state",
+    "rank_stage": "staging.stage",
+    "rank_stop": "calls.stop",
+    "rank_unstage": "staging.unstage",
     "stop_request": "calls.stop_request",
-    "unstage": "staging.unstage",
+    "tensorboard_info": "tensorboard.find_events",
+    "tensorboard_serve": "tensorboard.serve",
 }
 
 

@@ -144,9 +144,9 @@ def check(params: Params) -> Result:
     """Return a ``checkup`` of this host.
 
     Args:
-        params: ``root``, ``python``, ``lease_dir`` and ``port`` of a rank; ``names``, the names of
-            all hosts; ``full``, whether to import TensorFlow and to measure the write rate;
-            ``suitability``, the request of suitability.examine.
+        params: ``root``, ``python``, ``lease_dir`` and ``port`` of a rank; ``addresses``, names
+            and addresses of all hosts; ``full``, whether to import TensorFlow and to measure the
+            write rate; ``suitability``, the request of suitability.examine.
     """
     root, python, lease_dir = (records.expand(params[n]) for n in ("root", "python", "lease_dir"))
     port, full = int(params["port"]), bool(params["full"])
@@ -159,7 +159,7 @@ def check(params: Params) -> Result:
         **_system(),
         **_limits(),
         **_disk(root, full),
-        **_names(params["names"]),
+        **_names(params["addresses"]),
         **_jobs(port, lease_dir),
         **_environment(python, full),
         "suitability": suitability.examine(params["suitability"]),

@@ -335,14 +335,21 @@ def unstage(params: Params) -> Result:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
         else:
-            raise CallError("nothing was started: the attempt is another control node's")
+            raise CallError(
+                "nothing was started: the attempt is another control node's", released=False
+            )
     except FileNotFoundError:
         pass  # another rank of this machine does the same
     except OSError as error:
         result = "the rank's folder is left: %s" % error
     holder = leases.Holder(created_at, job, task, attempt)
     leases.give_back(records.expand(params["lease_dir"]), holder)
-    raise CallError("nothing was started, and %s" % result)
+    raise CallError("nothing was started, and %s" % result, released=True)
+
+
+def pack(params: Params) -> Result:
+    """Pack results of a rank: files that match ``globs`` if these are given, else ``folders``."""
+    return collect_files(params) if params.get("globs") else collect(params)
 
 
 def collect(params: Params) -> Result:

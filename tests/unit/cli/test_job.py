@@ -118,7 +118,7 @@ def killed(lost: dict[str, LoginFailure] | None = None) -> playbooks.Outcome:
 
 def planned(code: int | None) -> playbooks.Outcome:
     """Return the outcome of an ansible-playbook that has planned the second attempt."""
-    return playbooks.Outcome(code, results={"plan": {"node-1": {"job": "mine", "attempt": 2}}})
+    return playbooks.Outcome(code, results={"gang_plan": {"node-1": {"job": "mine", "attempt": 2}}})
 
 
 def plan_again(folder: Path) -> None:

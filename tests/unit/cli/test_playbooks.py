@@ -30,22 +30,22 @@ def ended(kind: str, host: str, action: str, **result: Any) -> dict[str, Any]:
 
 def test_a_task_for_the_gang_does_not_name_the_host_that_it_ran_for() -> None:
     text = "node-3: port 12345 is in use"
-    for action in ("gang_call", "ansible.builtin.assert"):
+    for action in ("tensorflow_ansible.cluster.gang_plan", "ansible.builtin.assert"):
         outcome = outcome_of(ended("runner_on_failed", "node-1", action, msg=text))
         assert outcome.messages == [text]
 
 
 def test_hosts_with_the_same_message_are_named_together() -> None:
     hosts = ["node-1", "node-2", "node-3", "node-4"]
-    events = [ended("runner_on_failed", host, "host_call", msg="no space") for host in hosts]
+    events = [ended("runner_on_failed", host, "rank_stage", msg="no space") for host in hosts]
     assert outcome_of(*events).messages == ["node-1, node-2 and 2 more: no space"]
 
 
 def test_where_no_host_answers_only_the_logins_are_reported() -> None:
     hosts = ["node-1", "node-2"]
-    lost = [ended("runner_on_unreachable", h, "host_call", msg=REFUSED.text) for h in hosts]
+    lost = [ended("runner_on_unreachable", h, "rank_stage", msg=REFUSED.text) for h in hosts]
     result = {"msg": "no host answered, and nothing was started", "nothing_answered": True}
-    outcome = outcome_of(*lost, ended("runner_on_failed", "node-1", "gang_call", **result))
+    outcome = outcome_of(*lost, ended("runner_on_failed", "node-1", "gang_watch", **result))
     assert outcome.messages == [f"node-1 and node-2 are unreachable: {REFUSED.text}"]
 
 

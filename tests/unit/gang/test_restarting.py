@@ -88,6 +88,7 @@ def wait(run_dir: Path, play: Any, before: Any = None, **changed: Any) -> Any:
 def refuse(run_dir: Path, play: Any, **tried: Any) -> Any:
     last = {"attempt": 3, "failed_at": 10.0, "refusals": 0, "is_patient": True, "min_workers": 0}
     given = {"run_dir": str(run_dir), "tried": {**last, **tried}, "metrics_dir": ""}
+    given |= {"gang_steps": ["placement", "leases", "ready"], "host_steps": ["preflight", "rank"]}
     return restarting.judge_refusal(play, given)
 
 
@@ -121,7 +122,7 @@ def test_a_job_that_is_stopped_between_two_attempts_ends(run_dir: Path) -> None:
 def refused_for(host_wait: float, run_dir: Path) -> dict[str, Any]:
     """Return the decision after a refused attempt, which the task before the wait registered."""
     write_manifest(run_dir, host_wait=host_wait, min_workers=1)
-    play = a_play({"__train_job_placement": {"failed": True, "msg": "too few"}})
+    play = a_play({"placement": {"failed": True, "msg": "too few"}})
     following: dict[str, Any] = refuse(run_dir, play, failed_at=time.time())
     assert following["then"] == "restart.yml"
     return following
@@ -169,13 +170,13 @@ def test_without_a_network_there_is_no_limit(run_dir: Path) -> None:
 
 def test_an_attempt_that_another_control_node_starts_is_followed(run_dir: Path) -> None:
     ready = {"failed": True, "msg": "another control node has started it", "overtaken": True}
-    following = refuse(run_dir, a_play({"__train_job_ready": ready}))
+    following = refuse(run_dir, a_play({"ready": ready}))
     assert (following["then"], following["overtaken"]) == ("attach.yml", True)
 
 
 def test_a_job_that_is_stopped_while_its_restart_waits_ends(run_dir: Path) -> None:
     leases = {"failed": True, "msg": "nothing was started", "stopped": "was stopped by anna"}
-    following = refuse(run_dir, a_play({"__train_job_leases": leases}))
+    following = refuse(run_dir, a_play({"leases": leases}))
     assert (following["then"], following["result"]["state"]) == ("end.yml", "stopped")
     assert saved(run_dir)["message"].startswith("the job was stopped by anna between two attempts")
 
@@ -185,8 +186,8 @@ def test_a_job_is_given_up_when_hosts_stay_away_but_not_for_want_of_a_network(
     run_dir: Path, lost: list[str]
 ) -> None:
     registered = {
-        "__train_job_preflight": dict.fromkeys(lost, LOST),
-        "__train_job_placement": {"failed": True, "msg": "too few"},
+        "preflight": dict.fromkeys(lost, LOST),
+        "placement": {"failed": True, "msg": "too few"},
     }
     following = refuse(run_dir, a_play(registered), is_patient=False)
     if lost == HOSTS:
@@ -203,7 +204,7 @@ def test_a_job_is_given_up_when_hosts_stay_away_but_not_for_want_of_a_network(
 
 
 def test_what_is_refused_is_tried_again_ever_more_rarely(run_dir: Path) -> None:
-    play = a_play({"__train_job_ready": {"failed": True, "msg": "the disk is full"}})
+    play = a_play({"ready": {"failed": True, "msg": "the disk is full"}})
     refusals = []
     following: dict[str, Any] = {}
     for _ in range(3):

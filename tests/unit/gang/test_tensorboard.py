@@ -29,7 +29,7 @@ def choose(*hosts: str, port: int = 6006) -> dict[str, Any]:
         registered=lambda host, name: REPORTED[host],
         connection=lambda host: (PLUGINS.get(host, "ssh"), host, "", ""),
     )
-    return tensorboard.choose(play, {"jobs": ["night"], "port": port})
+    return tensorboard.choose(play, {"jobs": ["night"], "port": port, "registered": "events"})
 
 
 def test_hosts_with_events_of_their_own_show_them() -> None:

@@ -20,7 +20,7 @@ from ansible.utils.display import Display
 from tests.support.lab import REPOSITORY
 from tests.support.lab import run as run_command
 
-PLUGINS = REPOSITORY / "roles/train_job/connection_plugins"
+PLUGINS = REPOSITORY / "plugins/connection"
 #: Notes how it is called. It refuses as many logins as a file has lines, with the text of another.
 SSH = r"""#!/bin/bash
 cd "$(dirname "$0")"
@@ -134,9 +134,9 @@ def test_ansible_takes_the_plugin_by_its_short_name() -> None:
 
 def test_a_playbook_with_another_configuration_takes_it_too(machine: Machine) -> None:
     config, playbook = machine.folder / "ansible.cfg", machine.folder / "play.yml"
-    config.write_text(f"[defaults]\nroles_path = {REPOSITORY}/roles\n")
-    role = {"import_role": {"name": "train_job", "tasks_from": "list"}}
-    playbook.write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": [role]}]))
+    config.write_text(f"[defaults]\ncollections_path = {REPOSITORY}/playbooks/collections\n")
+    role = {"name": "tensorflow_ansible.cluster.train_job", "tasks_from": "list"}
+    playbook.write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": [{"import_role": role}]}]))
     options = {
         "ansible_ssh_executable": str(machine.program),
         "ansible_control_path_dir": str(machine.folder / "cp"),

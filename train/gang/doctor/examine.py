@@ -62,14 +62,14 @@ def addresses(play: connections.Play, args: connections.Args) -> dict[str, objec
 
 
 def doctor(play: connections.Play, args: connections.Args) -> dict[str, object]:
-    """Examine the hosts for which ``check_up`` was registered, and return ``examined``."""
+    """Examine the hosts whose ``host_examine`` was registered, and return ``examined``."""
     parts = [part for part in PARTS if part in args["parts"]]
     checkups: dict[str, Checkup] = {}
     unreachable: dict[str, str] = {}
     failed: dict[str, str] = {}
     remedies: dict[str, str] = {}
     for host in play.hosts:
-        answer = play.registered(host, "__train_job_checkup")
+        answer = play.registered(host, args["registered"])
         if answer.get("unreachable"):
             login = login_failures.of_result(reports.bounded(answer))
             unreachable[host], remedies[host] = login.sentence, login.remedy

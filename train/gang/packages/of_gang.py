@@ -49,10 +49,9 @@ def lock_packages(play: connections.Play, args: Args) -> dict[str, object]:
         ``packages``, records.Packages or null; ``installs``, for each inventory host that lacks
         them the ``root`` and ``variant`` of TensorFlow's environment there; ``warnings``.
     """
-    names = list(args["placement"]["hosts"])
+    names = list(args["hosts"])
     hosts = {
-        name: reports.facts(play.registered(name, "__train_job_preflight")["host"])
-        for name in names
+        name: reports.facts(play.registered(name, args["registered"])["host"]) for name in names
     }
     warnings: list[str] = []
     if int(args["attempt"]) > 1:
@@ -69,7 +68,7 @@ def lock_packages(play: connections.Play, args: Args) -> dict[str, object]:
 def lock_packages_of_machines(play: connections.Play, args: Args) -> dict[str, object]:
     """Lock packages for the machines that setup.yml prepares, so that jobs find them installed.
 
-    The machines are described by results of ``describe_environment``. Raise PlanError as
+    The machines are described by results of ``environment_info``. Raise PlanError as
     `lock_packages` does.
 
     Returns:
@@ -77,7 +76,7 @@ def lock_packages_of_machines(play: connections.Play, args: Args) -> dict[str, o
     """
     environments = {}
     for name in args["machines"]:
-        found = reports.described(play.registered(name, "__train_job_described"))
+        found = reports.described(play.registered(name, args["registered"]))
         environments[name] = _environment(name, str(args["python"]), found["environment"])
     folder = staging.find_script(args["script"], str(args["module"])).folder
     packages = _locked(environments, args, folder)

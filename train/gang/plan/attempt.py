@@ -64,8 +64,7 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
     groups = {kind: list(hosts) for kind, hosts in args["placement"]["groups"].items()}
     names = list(args["placement"]["hosts"])
     hosts = {
-        name: reports.facts(play.registered(name, "__train_job_preflight")["host"])
-        for name in names
+        name: reports.facts(play.registered(name, args["registered"])["host"]) for name in names
     }
     packages = args["packages"]
     hosts = dict(of_gang.with_packages(hosts, packages))
@@ -131,7 +130,7 @@ def _require_tensorflow(
     lacking: dict[str, list[str]] = {}
     for host, facts in hosts.items():
         names = args["variables"]["ranks"][host]["environment_names"]
-        found = play.registered(host, "__train_job_preflight").get("lacks_tensorflow")
+        found = play.registered(host, args["registered"]).get("lacks_tensorflow")
         # With PYTHONPATH, the script may find packages that the interpreter alone does not.
         if found is True and "PYTHONPATH" not in names:
             lacking.setdefault(facts["python"], []).append(host)

@@ -147,7 +147,7 @@ def find(play: connections.Play, args: connections.Args) -> dict[str, object]:
         raise plan.PlanError("which job? name it: -e train_job_id=JOB")
     plan.check_id(job)
     names = [host for hosts in args["groups"].values() for host in hosts]
-    states = {name: play.registered(name, "__train_job_rank") for name in names}
+    states = {name: play.registered(name, args["registered"]) for name in names}
     reported = {name: _ranks_in(state) for name, state in states.items()}
     inventory = renaming.inventory_of(play, names, reported)
     run_dir = Path(args["run_dir"]).expanduser()

@@ -38,6 +38,8 @@ from train.host import ranks as host_ranks
 from train.host import records, updates
 from train.host.records import Update
 
+#: The outcome in the job's folder, from the end of the watch until ``result.json`` is written.
+OUTCOME_FILE = ".outcome.json"
 #: Seconds for a host to connect to all ranks.
 PROBE_TIMEOUT = 3.0
 
@@ -45,14 +47,20 @@ Args = connections.Args
 
 
 def follow_gang(play: connections.Play, args: Args) -> dict[str, object]:
-    """Follow all ranks until the job has ended, and return its ``outcome``."""
+    """Follow all ranks until the gang has ended, and keep the outcome for ``report``."""
     run_dir = Path(args["run_dir"]).expanduser()
     gang = _gang(play, args, connections.say)
     if not args["ranks"]:  # attach has this from the hosts
         manifest = plan.read_manifest(run_dir.name, run_dir.parent)
         records.write_json(str(run_dir / MANIFEST_FILE), plan.staged(manifest))
     ended = gang.follow()
-    return {"outcome": asdict(ended), "running": not all(view.final for view in gang.views)}
+    records.write_json(str(run_dir / OUTCOME_FILE), asdict(ended))
+    return {
+        "state": ended.state,
+        "message": ended.message,
+        "unreachable": ended.unreachable,
+        "running": not all(view.final for view in gang.views),
+    }
 
 
 def report(play: connections.Play, args: Args) -> dict[str, object]:
@@ -60,7 +68,7 @@ def report(play: connections.Play, args: Args) -> dict[str, object]:
     run_dir = Path(args["run_dir"]).expanduser()
     gang = _gang(play, args, lambda line: None)
     gang.drain(connections.say)
-    ended = outcome.Outcome(**args["outcome"])
+    ended = outcome.Outcome(**(records.read_json(str(run_dir / OUTCOME_FILE)) or {}))
     if args["trouble"]:
         attach = suggestions.command("attach", job=args["job"])
         reason = f"its results were not fetched: {args['trouble']}: try again with `{attach}`"
@@ -68,7 +76,7 @@ def report(play: connections.Play, args: Args) -> dict[str, object]:
     result = outcome.result_of(args["job"], ended, gang.views, attempts=int(args["attempt"]))
     result["strict"] = bool(args["strict"])
     for rank in result["ranks"]:
-        if trouble := _trouble_with_files(play, rank):
+        if trouble := _trouble_with_files(play, args, rank):
             about = f"the files of {rank['task']} ({rank['host']}) were not fetched"
             result["notes"].append(f"{about}: {reports.bounded(str(trouble))}")
     known = read_result(run_dir)
@@ -78,6 +86,7 @@ def report(play: connections.Play, args: Args) -> dict[str, object]:
         result["message"] = "\n".join([result["message"], *earlier])
     result["doubts"] = _all_doubts(known, result)
     records.write_json(str(run_dir / RESULT_FILE), result)
+    (run_dir / OUTCOME_FILE).unlink(missing_ok=True)
     state = "restarting" if result["restart"] else result["state"]
     metrics.write(args["metrics_dir"], run_dir.name, state, result["attempts"], gang.views)
     warnings = []
@@ -119,9 +128,9 @@ def _announce_restart(run_dir: Path, result: Result) -> None:
     )
 
 
-def _trouble_with_files(play: connections.Play, rank: RankResult) -> str:
+def _trouble_with_files(play: connections.Play, args: Args, rank: RankResult) -> str:
     """Return why a rank's files were not fetched, or an empty text if they were or need not be."""
-    for fetched in play.registered(rank["host"], "__train_job_files").get("results", ()):
+    for fetched in play.registered(rank["host"], args["files"]).get("results", ()):
         if fetched["item"]["task"] == rank["task"]:
             return str(
                 fetched.get("trouble") or (fetched.get("unreachable") and fetched["msg"]) or ""
@@ -151,7 +160,8 @@ def _gang(play: connections.Play, args: Args, say: Callable[[str], None]) -> fol
     manifest: Any = read_manifest(run_dir) or {}
     targets = []
     for host, found, planned in _ranks(play, args, manifest.get("ranks", ())):
-        target = _target(play, host, found, planned)
+        start = play.registered(host, args["started"])
+        target = _target(play, host, found, planned, start)
         targets.append(replace(target, script=str(manifest.get("script", ""))))
     configs = list(manifest.get("tf_config", {}).values())
     peers = diagnosis.peers_of(configs[0]["cluster"]) if configs else {}
@@ -168,7 +178,7 @@ def _ranks(
         return [(one["host"], one, by_task.get(one["task"], {})) for one in args["ranks"]]
     by_host = {rank["host"]: rank for rank in planned}
     return [
-        (host, play.registered(host, "__train_job_rank")["rank"], by_host.get(host, {}))
+        (host, play.registered(host, args["staged"])["rank"], by_host.get(host, {}))
         for host in args["hosts"]
     ]
 
@@ -186,7 +196,7 @@ def fetch_logs(play: connections.Play, args: Args) -> dict[str, object]:
     """
     folder, growing = Path(args["run_dir"]).expanduser(), bool(args["follow"])
     # On a machine with several ranks, some may have no inventory host.
-    targets = [_target(play, rank["seen_by"][0], rank, {}) for rank in args["ranks"]]
+    targets = [_target(play, rank["seen_by"][0], rank, {}, {}) for rank in args["ranks"]]
     busy = f"another process follows a job into {folder}: give another folder (train_job_logs_dir)"
     logs = _Logs(targets, folder, Hosts(play).poll, _limits(args), busy)
     return logs.fetch([int(rank["log_from"]) for rank in args["ranks"]], growing)
@@ -246,11 +256,14 @@ def _notify(
 
 
 def _target(
-    play: connections.Play, host: str, found: Mapping[str, Any], planned: Mapping[str, Any]
+    play: connections.Play,
+    host: str,
+    found: Mapping[str, Any],
+    planned: Mapping[str, Any],
+    start: Mapping[str, Any],
 ) -> views.Target:
-    """Return a rank to follow, from its host's report and the planned rank."""
-    start = play.registered(host, "__train_job_start") or {"started": True}
-    error = "" if start.get("started") else str(start.get("msg"))
+    """Return a rank to follow, from its host's report, the plan and the result of its start."""
+    error = "" if start.get("started", not start) else str(start.get("msg"))
     error = str(found.get("start_error", error))  # the host of a found rank knows more
     rank = {**reports.rank(found), **planned}
     return views.Target(

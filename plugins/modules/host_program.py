@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Runs one of the launcher's calls on a host.
+"""Runs one of the launcher's programs on a host.
 
 It does not import Ansible modules, which would take longer than the work. The launcher's programs
 are sent with the arguments: one command for the host's interpreter, without files.
@@ -8,36 +8,34 @@ are sent with the arguments: one command for the host's interpreter, without fil
 from __future__ import annotations
 
 DOCUMENTATION = r"""
-module: host_call
-short_description: Run one of the launcher's calls on a host
-description: Runs a function of C(train/host/calls.py), which names all calls and their arguments.
+module: host_program
+short_description: Run one of the launcher's programs on a host
+description:
+  - The transport of this collection's actions on hosts. Tasks use those, which check their options.
 options:
   call:
-    description: The function.
+    description: The action whose program in C(train/host/calls.py) is run.
+    type: str
+    required: true
+  launcher:
+    description: The programs, as a zip archive in base64.
     type: str
     required: true
 attributes:
   check_mode:
+    description: Whether it can run without changing anything.
     support: full
-    details: RV(stage), RV(collect) and RV(collect_files) are not called in check mode.
 author: The maintainers
 """
 
 EXAMPLES = r"""
-- name: Check the rank
-  host_call:
-    call: state
+- name: Use one of the actions instead
+  tensorflow_ansible.cluster.rank_info:
     root: ~/train
     job: digits-1
-    host: node-1
 """
 
-RETURN = r"""
-call:
-  description: The function that was called.
-  returned: always
-  type: str
-"""
+RETURN = r"""{}"""
 
 import base64
 import json

@@ -1,0 +1,11 @@
+"""Check whether a rank can start on a host."""
+
+from __future__ import annotations
+
+from ansible_collections.tensorflow_ansible.cluster.plugins.plugin_utils.actions import HostAction
+
+
+class ActionModule(HostAction):
+    """Check whether a rank can start on a host."""
+
+    logs_in = True

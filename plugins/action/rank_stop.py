@@ -1,0 +1,11 @@
+"""End every process of a rank and prove it."""
+
+from __future__ import annotations
+
+from ansible_collections.tensorflow_ansible.cluster.plugins.plugin_utils.actions import HostAction
+
+
+class ActionModule(HostAction):
+    """End every process of a rank and prove it."""
+
+    logs_in = True

@@ -1,0 +1,70 @@
+#!/usr/bin/python
+"""Documentation of the action gang_hosts, which runs on the control node."""
+
+DOCUMENTATION = r"""
+module: gang_hosts
+short_description: Choose the hosts that take part in an attempt
+description:
+  - >-
+    Chooses from the hosts that passed M(tensorflow_ansible.cluster.host_check), with spare hosts
+    in the place of lost ones and, if allowed, fewer workers.
+options:
+  groups:
+    description: The inventory hosts of each task type.
+    type: dict
+    required: true
+  attempt:
+    description: The number of the attempt, from 1.
+    type: int
+    required: true
+  min_workers:
+    description: The least number of workers to go on with; 0 for all.
+    type: int
+    required: true
+  job:
+    description: The job's id; empty if it is not chosen yet.
+    type: str
+    required: true
+  runs_dir:
+    description: The folder of results on the control node.
+    type: str
+    required: true
+  registered:
+    description: >-
+      The variable in which the results of M(tensorflow_ansible.cluster.host_check) are
+      registered.
+    type: str
+    required: true
+attributes:
+  check_mode:
+    description: Whether it can run without changing anything.
+    support: full
+author: The maintainers
+"""
+
+EXAMPLES = r"""
+- name: Choose the hosts that take part in an attempt
+  tensorflow_ansible.cluster.gang_hosts:
+    groups: '{{ train_job_groups }}'
+    attempt: 1
+    min_workers: 0
+    job: ''
+    runs_dir: runs
+    registered: checked
+"""
+
+RETURN = r"""
+hosts:
+  description: The hosts, chief first.
+  returned: success
+  type: list
+  elements: raw
+groups:
+  description: The hosts of each task type.
+  returned: success
+  type: dict
+left_out:
+  description: Why other hosts are left out.
+  returned: success
+  type: dict
+"""

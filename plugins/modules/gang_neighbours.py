@@ -1,0 +1,28 @@
+#!/usr/bin/python
+"""Documentation of the action gang_neighbours, which runs on the control node."""
+
+DOCUMENTATION = r"""
+module: gang_neighbours
+short_description: Find the inventory hosts that share a machine
+description:
+  - >-
+    Compares the connections of the play's hosts. A host answers for the ranks that a job has
+    there under names of another inventory.
+attributes:
+  check_mode:
+    description: Whether it can run without changing anything.
+    support: full
+author: The maintainers
+"""
+
+EXAMPLES = r"""
+- name: Find the inventory hosts that share a machine
+  tensorflow_ansible.cluster.gang_neighbours:
+"""
+
+RETURN = r"""
+beside:
+  description: For each host, all names of its machine in this play.
+  returned: success
+  type: dict
+"""

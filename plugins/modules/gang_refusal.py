@@ -1,0 +1,78 @@
+#!/usr/bin/python
+"""Documentation of the action gang_refusal, which runs on the control node."""
+
+DOCUMENTATION = r"""
+module: gang_refusal
+short_description: Decide what follows an attempt that could not start
+description:
+  - Another control node has started it, the job was stopped, hosts may return, or the job fails.
+options:
+  run_dir:
+    description: The job's folder on the control node.
+    type: str
+    required: true
+  tried:
+    description: The result of M(tensorflow_ansible.cluster.gang_restart).
+    type: dict
+    required: true
+  gang_steps:
+    description: >-
+      The variables in which results of the start's tasks for the gang are registered, in order.
+      The first that failed is the reason.
+    type: list
+    elements: str
+    required: true
+  host_steps:
+    description: >-
+      The variables in which results of its tasks on hosts are registered, to find hosts that were
+      unreachable.
+    type: list
+    elements: str
+    required: true
+  metrics_dir:
+    description: The folder for metrics in Prometheus' text format; empty for none.
+    type: str
+    default: ''
+attributes:
+  check_mode:
+    description: Whether it can run without changing anything.
+    support: none
+    details: The task is skipped in check mode.
+author: The maintainers
+"""
+
+EXAMPLES = r"""
+- name: Decide what follows an attempt that could not start
+  tensorflow_ansible.cluster.gang_refusal:
+    run_dir: runs/digits-1
+    tried: '{{ next }}'
+    gang_steps:
+      - plan
+      - ready
+    host_steps:
+      - checked
+      - staged
+"""
+
+RETURN = r"""
+job:
+  description: The job's id.
+  returned: success
+  type: str
+then:
+  description: The role's next task file.
+  returned: success
+  type: str
+attempt:
+  description: The number of the next attempt.
+  returned: success
+  type: int
+min_workers:
+  description: The least number of workers to start it with; 0 for all.
+  returned: success
+  type: int
+result:
+  description: The content of C(result.json), if the job has ended.
+  returned: success
+  type: dict
+"""

@@ -1,0 +1,126 @@
+#!/usr/bin/python
+"""Documentation of the action gang_watch, which runs on the control node."""
+
+DOCUMENTATION = r"""
+module: gang_watch
+short_description: Follow the ranks of a gang until it has ended
+description:
+  - >-
+    Asks all hosts over separate connections for logs, progress and state, shows progress, and
+    stores logs and progress in the job's folder.
+  - >-
+    Ends when the gang has ended, or when there is evidence that it cannot continue. An error in
+    it ends the watch but not the job.
+options:
+  hosts:
+    description: The hosts that take part.
+    type: list
+    elements: str
+    required: true
+  ranks:
+    description: >-
+      Ranks that M(tensorflow_ansible.cluster.gang_find) has found. Without them, those that
+      M(tensorflow_ansible.cluster.rank_stage) returned.
+    type: list
+    elements: dict
+  staged:
+    description: >-
+      The variable in which the results of M(tensorflow_ansible.cluster.rank_stage) are
+      registered.
+    type: str
+    required: true
+  started:
+    description: >-
+      The variable in which the results of M(tensorflow_ansible.cluster.rank_start) are
+      registered.
+    type: str
+    required: true
+  run_dir:
+    description: The job's folder on the control node.
+    type: str
+    required: true
+  start_timeout:
+    description: Seconds for a rank to report that it has started.
+    type: float
+    required: true
+  unreachable_timeout:
+    description: Seconds that a host may be unreachable.
+    type: float
+    required: true
+  interval:
+    description: Minimum seconds between two updates of a rank.
+    type: float
+    required: true
+  log_limit_mb:
+    description: MiB of each rank's log to keep on the control node.
+    type: float
+    required: true
+  start_wait_timeout:
+    description: Seconds for all ranks to begin to train together; 0 for no limit.
+    type: float
+    required: true
+  end_timeout:
+    description: Seconds for other ranks to end after the first has completed; 0 for no limit.
+    type: float
+    required: true
+  grace:
+    description: Seconds that a rank has to end after SIGTERM.
+    type: float
+    required: true
+  straggler_factor:
+    description: How many times slower than the others a rank may be before it is reported.
+    type: float
+    required: true
+  disconnected_timeout:
+    description: Seconds that a rank may be disconnected from all others; 0 for no limit.
+    type: float
+    required: true
+  metrics_dir:
+    description: The folder for metrics in Prometheus' text format; empty for none.
+    type: str
+    default: ''
+attributes:
+  check_mode:
+    description: Whether it can run without changing anything.
+    support: none
+    details: The task is skipped in check mode.
+author: The maintainers
+"""
+
+EXAMPLES = r"""
+- name: Follow the ranks of a gang until it has ended
+  tensorflow_ansible.cluster.gang_watch:
+    hosts: '{{ gang.hosts }}'
+    run_dir: '{{ gang.run_dir }}'
+    start_timeout: 120
+    unreachable_timeout: 60
+    interval: 1
+    log_limit_mb: 64
+    staged: staged
+    started: started
+    start_wait_timeout: 600
+    end_timeout: 60
+    grace: 10
+    straggler_factor: 1.5
+    disconnected_timeout: 60
+"""
+
+RETURN = r"""
+state:
+  description: V(completed), V(failed) or V(stopped).
+  returned: success
+  type: str
+message:
+  description: What happened, for people.
+  returned: success
+  type: str
+unreachable:
+  description: Hosts that do not answer.
+  returned: success
+  type: list
+  elements: raw
+running:
+  description: Whether some ranks have not ended.
+  returned: success
+  type: bool
+"""

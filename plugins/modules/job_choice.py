@@ -1,0 +1,50 @@
+#!/usr/bin/python
+"""Documentation of the action job_choice, which runs on the control node."""
+
+DOCUMENTATION = r"""
+module: job_choice
+short_description: Choose old jobs over all hosts
+description:
+  - Chooses the jobs to remove. A job with a live rank on any host is kept.
+options:
+  groups:
+    description: The inventory hosts of each task type.
+    type: dict
+    required: true
+  older_than:
+    description: Choose jobs that ended longer ago, such as V(14d).
+    type: str
+  keep:
+    description: Keep this number of newest jobs.
+    type: str
+  registered:
+    description: >-
+      The variable in which the results of M(tensorflow_ansible.cluster.job_info) are registered.
+    type: str
+    required: true
+attributes:
+  check_mode:
+    description: Whether it can run without changing anything.
+    support: full
+author: The maintainers
+"""
+
+EXAMPLES = r"""
+- name: Choose old jobs over all hosts
+  tensorflow_ansible.cluster.job_choice:
+    groups: '{{ train_job_groups }}'
+    older_than: 14d
+    registered: listing
+"""
+
+RETURN = r"""
+remove:
+  description: The jobs to remove, by host.
+  returned: success
+  type: dict
+kept:
+  description: Why others are kept.
+  returned: success
+  type: list
+  elements: raw
+"""

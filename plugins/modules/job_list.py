@@ -1,0 +1,44 @@
+#!/usr/bin/python
+"""Documentation of the action job_list, which runs on the control node."""
+
+DOCUMENTATION = r"""
+module: job_list
+short_description: Put together what hosts know about jobs
+description:
+  - Merges the job lists of all hosts, newest job first.
+options:
+  groups:
+    description: The inventory hosts of each task type.
+    type: dict
+    required: true
+  registered:
+    description: >-
+      The variable in which the results of M(tensorflow_ansible.cluster.job_info) are registered.
+    type: str
+    required: true
+attributes:
+  check_mode:
+    description: Whether it can run without changing anything.
+    support: full
+author: The maintainers
+"""
+
+EXAMPLES = r"""
+- name: Put together what hosts know about jobs
+  tensorflow_ansible.cluster.job_list:
+    groups: '{{ train_job_groups }}'
+    registered: listing
+"""
+
+RETURN = r"""
+jobs:
+  description: The jobs.
+  returned: success
+  type: list
+  elements: raw
+lines:
+  description: A line about each.
+  returned: success
+  type: list
+  elements: raw
+"""

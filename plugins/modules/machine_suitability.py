@@ -1,0 +1,64 @@
+#!/usr/bin/python
+"""Documentation of the action machine_suitability, which runs on the control node."""
+
+DOCUMENTATION = r"""
+module: machine_suitability
+short_description: Judge whether TensorFlow can be installed on machines
+description:
+  - >-
+    Judges the results of M(tensorflow_ansible.cluster.host_suitability) against what
+    C(playbooks/setup.yml) will do.
+options:
+  members:
+    description: The machines, as in C(playbooks/machines.yml).
+    type: list
+    elements: dict
+    required: true
+  run_tags:
+    description: The tags of the run.
+    type: list
+    elements: str
+    required: true
+  skip_tags:
+    description: Its skipped tags.
+    type: list
+    elements: str
+    required: true
+  registered:
+    description: >-
+      The variable in which the results of M(tensorflow_ansible.cluster.host_suitability) are
+      registered.
+    type: str
+    required: true
+attributes:
+  check_mode:
+    description: Whether it can run without changing anything.
+    support: full
+author: The maintainers
+"""
+
+EXAMPLES = r"""
+- name: Judge whether TensorFlow can be installed on machines
+  tensorflow_ansible.cluster.machine_suitability:
+    members: '{{ setup_members }}'
+    run_tags: '{{ ansible_run_tags }}'
+    skip_tags: '{{ ansible_skip_tags }}'
+    registered: suitability
+"""
+
+RETURN = r"""
+unsuited:
+  description: The faults of each host that cannot be set up.
+  returned: success
+  type: dict
+lines:
+  description: Each fault with its hosts.
+  returned: success
+  type: list
+  elements: raw
+left_out:
+  description: The same, plus unreachable hosts.
+  returned: success
+  type: list
+  elements: raw
+"""

@@ -1,0 +1,214 @@
+"""The base classes of the role's actions: on the control node for a whole gang, or on a host.
+
+The options of an action are those of its documentation, plugins/modules/ACTION.py, and are checked
+before anything runs.
+"""
+
+from __future__ import annotations
+
+import functools
+from abc import abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ansible.errors import AnsibleConnectionFailure, AnsibleError
+from ansible.parsing.plugin_docs import read_docstring
+from ansible.plugins.action import ActionBase
+
+from train.gang import (
+    REPOSITORY,
+    connections,
+    launcher,
+    login_check,
+    login_failures,
+    suggestions,
+)
+from train.gang.connections import Args, Play, Returned
+from train.gang.login_failures import LoginFailure
+from train.gang.plan.ranks import NothingAnsweredError, PlanError
+from train.gang.watch import polling, reachability
+
+#: The module that runs the programs of train/host on a host.
+HOST_PROGRAM = "tensorflow_ansible.cluster.host_program"
+
+
+@functools.cache
+def options_of(action: str) -> dict[str, Any]:
+    """Return the documented options of an action."""
+    path = REPOSITORY / "plugins/modules" / f"{action}.py"
+    documented = read_docstring(str(path), ignore_errors=False)["doc"]
+    return dict(documented.get("options") or {})
+
+
+def _argument_spec(action: str) -> dict[str, dict[str, Any]]:
+    names = ("type", "elements", "choices", "required", "default")
+    return {
+        option: {name: about[name] for name in names if name in about}
+        for option, about in options_of(action).items()
+    }
+
+
+class _Action(ActionBase):  # type: ignore[misc]
+    """An action of the role, with checked options."""
+
+    #: The action's name, and the function or program that does its work.
+    name: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        """Read the documentation in Ansible's main process, whose workers are forks."""
+        super().__init_subclass__()
+        cls.name = cls.__module__.rpartition(".")[2]
+        if (REPOSITORY / "plugins/modules" / f"{cls.name}.py").exists():
+            options_of(cls.name)
+
+    def run(self, tmp: str | None = None, task_vars: Args | None = None) -> Returned:
+        """Check the options and run the action."""
+        connections.end_with_ansible()
+        result: Returned = super().run(tmp, task_vars)
+        _, checked = self.validate_argument_spec(_argument_spec(self.name))
+        result.update(self.act(checked, task_vars or {}))
+        return result
+
+    @abstractmethod
+    def act(self, options: Args, task_vars: Args) -> Returned:
+        """Do the work with the checked options, which are null where they are not set.
+
+        Return the task's result.
+        """
+
+
+class GangAction(_Action):
+    """An action for all hosts of a job. Its task runs once, on the control node."""
+
+    _supports_check_mode = True
+    _requires_connection = False
+
+    #: Whether the hosts of the play must run the tasks together.
+    needs_gang = True
+
+    @abstractmethod
+    def decide(self, play: Play, options: Args) -> Mapping[str, object]:
+        """Return the task's result. PlanError, OSError and ValueError become its message."""
+
+    def act(self, options: Args, task_vars: Args) -> Returned:
+        """Call ``decide``, and report an error of it as the task's message."""
+        play = Play(self, task_vars)
+        try:
+            if self.needs_gang:
+                play.check()
+            return dict(self.decide(play, options))
+        except polling.BusyError as error:
+            return {"failed": True, "msg": str(error)}
+        except NothingAnsweredError as error:
+            return {"failed": True, "nothing_answered": True, "msg": str(error)}
+        except Exception as error:
+            return self.failure(error, options)
+
+    def failure(self, error: Exception, options: Args) -> Returned:
+        """Return the result of a task that failed. Raise other errors than those of ``decide``."""
+        if isinstance(error, (PlanError, OSError, ValueError)):
+            return {"failed": True, "msg": str(error)}
+        raise error
+
+
+class ObservingAction(GangAction):
+    """An action that only observes a job: any error in it ends the watch, but not the job."""
+
+    needs_gang = False
+    #: Whether the job is still running after an error.
+    follows_job = True
+
+    def failure(self, error: Exception, options: Args) -> Returned:
+        """Return a result with the way to follow the job again."""
+        known = isinstance(error, (reachability.WatchEndedError, OSError))
+        ended = f"the watch has ended: {error if known else repr(error)}"
+        message = f"{ended}; the job is left as it is: {_attach_again(options)}"
+        return {"failed": True, "left_running": self.follows_job, "msg": message}
+
+
+def _attach_again(options: Args) -> str:
+    """Explain how to follow the job again after the watch has ended."""
+    job = str(options.get("job") or Path(str(options.get("run_dir", ""))).name)
+    try:
+        return f"attach again with `{suggestions.command('attach', job=job)}`"
+    except ValueError:  # its logs are in a folder that is not named after a job
+        return "attach to it again"
+
+
+class HostAction(_Action):
+    """An action on a host: sends the programs of train/host and runs one of them, in one command.
+
+    Results from hosts are untrusted input, of which only harmless parts are passed on.
+    """
+
+    _supports_check_mode = True
+
+    #: Whether it is the first action of its plays. It then logs in before it works, so that a login
+    #: that fails or hangs is explained in time.
+    logs_in: ClassVar[bool] = False
+
+    def run(self, tmp: str | None = None, task_vars: Args | None = None) -> Returned:
+        """Log in if needed, and run the action; report a connection that fails in plain words."""
+        variables = task_vars or {}
+        if self.logs_in:
+            connections.end_with_ansible()
+            failed = login_check.failure_of(self, str(variables["inventory_hostname"]))
+            if failed is not None:
+                return _unreachable(failed)
+        try:
+            return super().run(tmp, task_vars)
+        except AnsibleConnectionFailure as error:
+            return _unreachable(login_check.explain(str(error), self._connection))
+        except PlanError as error:
+            return {"failed": True, "msg": str(error)}
+
+    def act(self, options: Args, task_vars: Args) -> Returned:
+        """Run the action's program on the host with its options; see train/host/calls.py."""
+        return self.call(options, task_vars)
+
+    def call(self, options: Args, task_vars: Args, **more: Any) -> Returned:
+        """Run the program, and replace Ansible's long error message if the host has no Python."""
+        request = {
+            "host": task_vars["inventory_hostname"],
+            "names": task_vars["ansible_play_hosts_all"],
+            **{name: value for name, value in options.items() if value is not None},
+            **more,
+            "call": self.name,
+            "launcher": launcher.archive(),
+        }
+        try:
+            done = connections.run_module(self, HOST_PROGRAM, request, task_vars)
+        except AnsibleConnectionFailure:
+            raise
+        except AnsibleError as error:
+            done = {"failed": True, "msg": str(error)}
+        if done.get("failed") and not done.get("unreachable") and self._lacks_python(done):
+            host_vars = login_check.variables_of(self._connection)
+            return _unreachable(login_failures.failure("no-python", host_vars))
+        said = " ".join(str(done.get("module_stderr") or "").split())
+        if done.get("failed") and said:
+            done["msg"] = f"{str(done.get('msg', '')).rstrip('.')}: {said[:300]}"
+        for name in ("msg", "warnings"):
+            if name in done:
+                done[name] = _with_commands(done[name])
+        return done
+
+    def _lacks_python(self, done: Returned) -> bool:
+        if done.get("rc") != 127 and "interpreter" not in str(done.get("msg")):
+            return False
+        found = self._low_level_execute_command(
+            "command -v python3 || ls /usr/bin/python3.* /usr/local/bin/python3.* 2>/dev/null"
+        )
+        return not str(found["stdout"]).strip()
+
+
+def _unreachable(failed: LoginFailure) -> Returned:
+    return {"unreachable": True, "msg": failed.text}
+
+
+def _with_commands(said: Any) -> Any:
+    """Return a host's message, or its list of warnings, with suggested commands filled in."""
+    if isinstance(said, list):
+        return [_with_commands(line) for line in said]
+    return suggestions.filled(said) if isinstance(said, str) else said

@@ -1,0 +1,63 @@
+"""Merges the job lists of all hosts and selects from them."""
+
+from __future__ import annotations
+
+from train.gang import connections, listing, reports, suggestions
+from train.gang.plan.ranks import PlanError
+from train.gang.records import Job
+
+Args = connections.Args
+Result = dict[str, object]
+
+
+def _listed(play: connections.Play, args: Args) -> tuple[list[Job], list[str], list[str]]:
+    """Return all jobs in the hosts' results, the hosts without an answer, and warnings."""
+    names = [str(host) for members in args["groups"].values() for host in members]
+    found, warnings = {}, []
+    for name in names:
+        listed = play.registered(name, args["registered"])
+        if "jobs" in listed:
+            try:
+                found[name], wrong = reports.listing(listed["jobs"])
+                warnings += [f"{name}: {reason} is passed over" for reason in wrong[:3]]
+            except reports.ReportError as error:
+                warnings.append(f"the job list of {name} is passed over: {error}")
+    return listing.merge(found), [name for name in names if name not in found], warnings
+
+
+def jobs(play: connections.Play, args: Args) -> Result:
+    """Return all ``jobs`` and a line about each."""
+    found, _, warnings = _listed(play, args)
+    lines = [listing.line_of(job) for job in found]
+    return {"jobs": found, "lines": lines, "warnings": warnings}
+
+
+def choose_old(play: connections.Play, args: Args) -> Result:
+    """Return the jobs to ``remove`` by host, and why others are ``kept``."""
+    found, unreachable, warnings = _listed(play, args)
+    age, keep = args.get("older_than"), args.get("keep")
+    old, kept = listing.choose_old(
+        found,
+        unreachable,
+        names=[host for members in args["groups"].values() for host in members],
+        older_than=listing.seconds_of(str(age)) if age else None,
+        keep=None if keep in (None, "") else int(keep),
+    )
+    return {"warnings": warnings, "remove": listing.where(old), "kept": kept}
+
+
+def ranks(play: connections.Play, args: Args) -> Result:
+    """Return the ranks of a job if its attempt is later than ``after``."""
+    found, _, warnings = _listed(play, args)
+    if not found:
+        raise PlanError(
+            f"no host of this inventory has a rank of job {args['job']}: "
+            f"`{suggestions.command('list')}` shows the jobs that there are"
+        )
+    job, after = found[0], int(args.get("after") or 0)
+    return {
+        "warnings": warnings,
+        "attempt": job["attempt"],
+        "restarts": job["restarts"],
+        "ranks": job["ranks"] if job["attempt"] > after else [],
+    }

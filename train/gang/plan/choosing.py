@@ -1,0 +1,91 @@
+"""Chooses the hosts of an attempt from the results of their checks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from train.gang import connections, login_failures, reports
+from train.gang.connections import Args, Returned
+from train.gang.plan import placement, ranks, renaming
+from train.gang.plan.ranks import NothingAnsweredError, PlanError
+from train.gang.records import MANIFEST_FILE, Manifest
+from train.host import records
+
+Result = dict[str, object]
+
+
+def choose_hosts(play: connections.Play, args: Args) -> Result:
+    """Choose the hosts of an attempt from the results of ``host_check``, and warn about others."""
+    groups = {kind: list(hosts) for kind, hosts in args["groups"].items()}
+    first, earlier = int(args["attempt"]) == 1, []
+    names = [host for members in groups.values() for host in members]
+    checks = {host: play.registered(host, args["registered"]) for host in names}
+    if not first:
+        manifest = _known_manifest(play, checks, args)
+        earlier = [rank["host"] for rank in manifest["ranks"]]
+    missing, machines, unreachable = _machines(play, checks, first)
+    if unreachable and len(unreachable) == len(checks):
+        raise NothingAnsweredError("no host answered, and nothing was started")
+    # The host's own failed task shows why it is unreachable.
+    brief = {**missing, **dict.fromkeys(unreachable, "unreachable")}
+    chosen = placement.choose(groups, brief, least=int(args["min_workers"]), earlier=earlier)
+    chosen["left_out"] = {host: missing[host] for host in chosen["left_out"]}
+    reached = {}  # machines are distinguished as in playbooks/machines.yml
+    for host in machines:
+        plugin, address, port, _ = play.connection(host)
+        reached[host] = "local" if plugin == "local" else f"{address} port {port or 22}"
+    warnings = placement.aliases(machines, reached)
+    warnings += _left_out(chosen["left_out"])
+    return {**chosen, "warnings": warnings}
+
+
+def _known_manifest(play: connections.Play, checks: Mapping[str, Returned], args: Args) -> Manifest:
+    """Return the manifest of the previous attempt, stored with the host names of this play."""
+    runs_dir = Path(args["runs_dir"]).expanduser()
+    manifest = ranks.read_manifest(args["job"], runs_dir)
+    reported = {host: check.get("ranks") or () for host, check in checks.items()}
+    named = renaming.in_names_of(manifest, renaming.inventory_of(play, list(checks), reported))
+    if named is not manifest and not play.check_mode:
+        records.write_json(str(runs_dir / args["job"] / MANIFEST_FILE), named)
+    return named
+
+
+def _left_out(reasons: Mapping[str, str]) -> list[str]:
+    """Return a warning for each reason to leave hosts out."""
+    return [
+        f"{login_failures.names_of(names)} {'is' if len(names) == 1 else 'are'} left out: {why}"
+        for why, names in placement.by_reason(reasons).items()
+    ]
+
+
+def _machines(
+    play: connections.Play, checks: Mapping[str, Returned], first: bool
+) -> tuple[dict[str, str], dict[str, str], list[str]]:
+    """Return excluded hosts with reasons, the machines of the others, and the unreachable hosts.
+
+    In the first attempt, a reachable host that is unsuitable raises PlanError.
+    """
+    missing, lacking, machines = {}, {}, {}
+    for host, checked in checks.items():
+        if host not in play.hosts:
+            lacking[host] = (
+                "is not in this play, and a gang needs all hosts of its inventory: run it "
+                "without --limit, and with `hosts:` that has all of the groups"
+            )
+            continue
+        reason = reports.bounded(str(checked.get("msg") or "was not checked").strip())
+        if checked.get("unreachable"):
+            missing[host] = f"unreachable: {login_failures.of_result(checked).sentence}"
+        elif "host" not in checked:
+            lacking[host] = reason
+        else:
+            try:
+                machines[host] = reports.facts(checked["host"])["machine"]
+            except reports.ReportError as error:
+                lacking[host] = f"what it reports of itself is malformed: {error}"
+    if first and lacking:
+        shared = placement.by_reason(lacking).items()
+        named = (f"{login_failures.names_of(hosts)}: {reason}" for reason, hosts in shared)
+        raise PlanError("\n".join(named))
+    return {**missing, **lacking}, machines, list(missing)
