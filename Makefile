@@ -98,8 +98,9 @@ lint-python:
 	$(BIN)/yamllint --strict .
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python -m mypy -p train.cli -p train.gang -p bench
-	$(BIN)/python -m mypy tests docs/reference.py docs/schemas.py playbooks/filter_plugins/suggested_command.py
+	$(BIN)/python -m mypy tests docs/reference.py docs/schemas.py
 	cd train && ../$(BIN)/python -m mypy --config-file ../pyproject.toml --explicit-package-bases worker.py host training collectives
+	MYPYPATH=playbooks/collections $(BIN)/python -m mypy --explicit-package-bases -p ansible_collections.tensorflow_ansible.cluster.plugins
 	$(BIN)/python -m mypy --explicit-package-bases playbooks/callback_plugins/*.py
 	for role in roles/*; do files=$$(find $$role -name '*.py'); [ -z "$$files" ] || $(BIN)/python -m mypy --explicit-package-bases $$files || exit 1; done
 

@@ -12,6 +12,7 @@ class ActionModule(GangAction):
 
     needs_gang = False
 
-    def decide(self, play: Play, options: Args) -> dict[str, object]:
+    @staticmethod
+    def decide(play: Play, options: Args) -> dict[str, object]:
         """Return ``beside``: for each host, all names of its machine in this play."""
         return {"beside": play.neighbours()}

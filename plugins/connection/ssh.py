@@ -19,13 +19,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import ansible_collections.tensorflow_ansible.cluster.plugins.plugin_utils.project  # noqa: F401
 from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.plugins.loader import connection_loader
 from ansible.utils.display import Display
 from ansible.utils.path import unfrackpath
-
-# For the repository's package: Ansible imports plugins without the project on sys.path.
-sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from train.gang import logins
 

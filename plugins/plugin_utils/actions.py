@@ -1,14 +1,8 @@
-"""Brings the package ``train`` of this collection to its action plugins.
-
-Ansible imports plugins without the collection's folder on sys.path.
-"""
+"""The base classes of this collection's actions."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+import ansible_collections.tensorflow_ansible.cluster.plugins.plugin_utils.project  # noqa: F401
 
 from train.gang.actions import GangAction, HostAction, ObservingAction
 

@@ -18,6 +18,7 @@ from tests.support.testbed import Testbed, running_testbed
 CONFIG = f"""
 [defaults]
 roles_path = {REPOSITORY / "roles"}
+collections_path = {REPOSITORY / "playbooks/collections"}
 internal_poll_interval = 0.02
 [connection]
 pipelining = True

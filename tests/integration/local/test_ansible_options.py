@@ -137,6 +137,10 @@ def test_parameters_of_the_role_hold_everywhere(local_lab: Labs, tmp_path: Path)
     assert "train_job_argz" in done.stdout
 
 
+#: The full name of the role.
+TRAIN_JOB = "tensorflow_ansible.cluster.train_job"
+
+
 def test_the_role_runs_a_job_without_a_setting_of_this_repository(tmp_path: Path) -> None:
     text = "import json, os\nprint(json.loads(os.environ['TF_CONFIG'])['task'])\n"
     variables = {
@@ -148,7 +152,7 @@ def test_the_role_runs_a_job_without_a_setting_of_this_repository(tmp_path: Path
         "train_job_python": sys.executable,
         "train_job_port": free_port(),
     }
-    play = {"hosts": "localhost", "gather_facts": False, "roles": ["train_job"], "vars": variables}
+    play = {"hosts": "localhost", "gather_facts": False, "roles": [TRAIN_JOB], "vars": variables}
     run_plays(tmp_path, "another-host,", [play]).checked()
     (result,) = (tmp_path / "runs").glob("*/result.json")
     assert json.loads(result.read_text())["state"] == "completed"

@@ -41,7 +41,9 @@ def find(run_dir: Path, states: dict[str, Any], own: Any = None) -> Any:
     )
     given = {"job": "night", "root": "~/train", "run_dir": run_dir, "readable_by": "owner"}
     groups = {"worker": ["a", "b"], "spare": ["spare"]}
-    return reattach.find(play, {**given, "groups": groups, "code_limit_mb": 1, "registered": "info"})
+    return reattach.find(
+        play, {**given, "groups": groups, "code_limit_mb": 1, "registered": "info"}
+    )
 
 
 def seen(*tasks: str, **kept: Any) -> Any:

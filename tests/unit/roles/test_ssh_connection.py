@@ -136,7 +136,9 @@ def test_a_playbook_with_another_configuration_takes_it_too(machine: Machine) ->
     config, playbook = machine.folder / "ansible.cfg", machine.folder / "play.yml"
     config.write_text(f"[defaults]\ncollections_path = {REPOSITORY}/playbooks/collections\n")
     role = {"name": "tensorflow_ansible.cluster.train_job", "tasks_from": "list"}
-    playbook.write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": [{"import_role": role}]}]))
+    playbook.write_text(
+        json.dumps([{"hosts": "all", "gather_facts": False, "tasks": [{"import_role": role}]}])
+    )
     options = {
         "ansible_ssh_executable": str(machine.program),
         "ansible_control_path_dir": str(machine.folder / "cp"),

@@ -5,12 +5,9 @@ The commands match how this playbook was called; see train/host/suggested.py.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
-# For the repository's package: Ansible imports plugins without the project on sys.path.
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+import ansible_collections.tensorflow_ansible.cluster.plugins.plugin_utils.project  # noqa: F401
 
 from train.gang import suggestions
 

@@ -1,0 +1,12 @@
+"""Makes the package ``train`` of this collection importable, wherever the collection is.
+
+Ansible imports plugins without the collection's folder on sys.path. Plugins import this module
+before ``train``; no other code changes sys.path for that.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
