@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -86,8 +86,11 @@ class GangAction(_Action):
 
     #: Whether the hosts of the play must run the tasks together.
     needs_gang = True
-    #: Returns the task's result. PlanError, OSError and ValueError become its message.
-    decide: ClassVar[Callable[[Play, Args], Mapping[str, object]]]
+
+    @staticmethod
+    @abstractmethod
+    def decide(play: Play, options: Args, /) -> Mapping[str, object]:
+        """Return the task's result. PlanError, OSError and ValueError become its message."""
 
     def act(self, options: Args, task_vars: Args) -> Returned:
         """Call ``decide``, and report an error of it as the task's message."""
