@@ -12,12 +12,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ansible.errors import AnsibleConnectionFailure, AnsibleError
-from ansible.parsing.plugin_docs import read_docstring
+from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleError
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+from ansible.module_utils.errors import UnsupportedError
 from ansible.plugins.action import ActionBase
 
 from train.gang import (
     REPOSITORY,
+    ansible_core,
     connections,
     launcher,
     login_check,
@@ -36,9 +38,7 @@ HOST_PROGRAM = "tensorflow_ansible.cluster.host_program"
 @functools.cache
 def options_of(action: str) -> dict[str, Any]:
     """Return the documented options of an action."""
-    path = REPOSITORY / "plugins/modules" / f"{action}.py"
-    documented = read_docstring(str(path), ignore_errors=False)["doc"]
-    return dict(documented.get("options") or {})
+    return ansible_core.documented_options(REPOSITORY / "plugins/modules" / f"{action}.py")
 
 
 def _argument_spec(action: str) -> dict[str, dict[str, Any]]:
@@ -66,9 +66,20 @@ class _Action(ActionBase):  # type: ignore[misc]
         """Check the options and run the action."""
         connections.end_with_ansible()
         result: Returned = super().run(tmp, task_vars)
-        _, checked = self.validate_argument_spec(_argument_spec(self.name))
-        result.update(self.act(checked, task_vars or {}))
+        result.update(self.act(self._checked_options(), task_vars or {}))
         return result
+
+    def _checked_options(self) -> Args:
+        """Return the task's options with their documented types. Raise AnsibleActionFail."""
+        checked = ArgumentSpecValidator(_argument_spec(self.name)).validate(self._task.args)
+        problems = [
+            f"has no option {error}" if isinstance(error, UnsupportedError) else str(error)
+            for error in checked.errors
+        ]
+        if problems:
+            raise AnsibleActionFail(f"{self.name}: {'; '.join(problems)}")
+        options: Args = checked.validated_parameters
+        return options
 
     @abstractmethod
     def act(self, options: Args, task_vars: Args) -> Returned:

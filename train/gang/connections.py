@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import copy
 import functools
 import json
 import multiprocessing
@@ -22,15 +21,12 @@ from typing import Any
 
 import yaml
 from ansible import constants
-from ansible._internal._datatag._tags import Origin
 from ansible.errors import AnsibleConnectionFailure, AnsibleError
-from ansible.executor.task_executor import TaskExecutor
-from ansible.plugins.loader import connection_loader, filter_loader, test_loader
+from ansible.plugins.loader import filter_loader, test_loader
 from ansible.template import Templar
-from ansible.utils import vars as ansible_vars
 from ansible.utils.display import Display
 
-from train.gang import REPOSITORY, launcher, login_failures, reports
+from train.gang import REPOSITORY, ansible_core, launcher, login_failures, reports
 from train.gang.plan import job_variables, script_environment
 from train.gang.plan.ranks import PlanError
 from train.gang.watch.polling import UnreachableError
@@ -52,8 +48,6 @@ _OVERHEAD = 1.1
 _SMALL = 64 << 20
 #: The end of the path of the file in which ansible-runner passes variables.
 EXTRA_VARIABLES = "/env/extravars"
-#: The module name under which Ansible loads any connection plugin called ``ssh``.
-_SSH = "ansible.plugins.connection.ssh"
 #: Errors that ``fetch`` may raise.
 FETCH_ERRORS = (UnreachableError, AnsibleError, OSError, ValueError)
 _AS_TEXT = """ | base64 | tr -d '\\n' | { printf '{"data": "'; cat; printf '"}'; }"""
@@ -100,19 +94,6 @@ class _Output:
             return None
 
 
-def share_logins() -> None:
-    """Make Ansible use the role's connection plugin ``ssh``, whatever its configuration names.
-
-    Ansible finds a role's plugins, but ansible-playbook has loaded its own ``ssh`` before it reads
-    roles, and would use that module for this plugin as well.
-    """
-    folder = REPOSITORY / "plugins/connection"
-    connection_loader.add_directory(str(folder))
-    loaded = sys.modules.get(_SSH)
-    if loaded and Path(str(loaded.__file__)).parent != folder:
-        del sys.modules[_SSH]
-
-
 def preload() -> None:
     """Load everything that each worker would otherwise load for each task of each host."""
     filter_loader.get("default")  # the first call loads all of them
@@ -123,7 +104,7 @@ def preload() -> None:
 # Ansible's main process imports this before the role's first task, and its workers are forks.
 # Each attempt includes the next one, and Ansible follows these includes back recursively.
 sys.setrecursionlimit(5_000)
-share_logins()
+ansible_core.use_connection_plugins(REPOSITORY / "plugins/connection")
 preload()
 sys.stdout, sys.stderr = _Output(sys.stdout), _Output(sys.stderr)
 
@@ -250,57 +231,6 @@ def end_with_ansible() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-class _Executor(TaskExecutor):  # type: ignore[misc]
-    """Ansible's own code for connecting a task."""
-
-    _task: Any = None  # core 2.21 sets it only while the task itself runs
-
-    def __init__(self, action: Any, play_context: Any) -> None:
-        self._task = action._task
-        self._play_context = play_context
-        self._shared_loader_obj = action._shared_loader_obj
-        self._connection = None
-
-    def connect(self, variables: Args, templar: Any) -> Any:
-        """Return the connection that the task would have with these host variables."""
-        name = self._task.connection
-        if variables.get("ansible_connection") is not None:
-            name = templar.template(variables["ansible_connection"])
-        self._connection = self._get_connection(variables, templar, name)
-        self._set_connection_options(variables, templar)
-        return self._connection
-
-
-#: The key for the values of a variable at all levels, lowest first. They are in a dictionary
-#: because Ansible tags values, which no custom type supports.
-_LEVELS = "__train_job_levels"
-
-
-@contextlib.contextmanager
-def _keeping_levels(name: str) -> Iterator[None]:
-    """Make Ansible keep the values of a variable at all levels instead of only the highest.
-
-    Ansible combines variables in one function, whose behavior depends on its configuration.
-    """
-
-    def combine(low: Args, high: Args, *_: Any, **__: Any) -> Args:
-        combined = {**low, **high}
-        if name in low and name in high:
-            combined[name] = {_LEVELS: [*_levels_of(low[name]), *_levels_of(high[name])]}
-        return combined
-
-    before = constants.DEFAULT_HASH_BEHAVIOUR, ansible_vars.merge_hash
-    constants.DEFAULT_HASH_BEHAVIOUR, ansible_vars.merge_hash = "merge", combine
-    try:
-        yield
-    finally:
-        constants.DEFAULT_HASH_BEHAVIOUR, ansible_vars.merge_hash = before
-
-
-def _levels_of(value: Any) -> list[Any]:
-    return value[_LEVELS] if isinstance(value, Mapping) and _LEVELS in value else [value]
-
-
 @functools.cache
 def _scalars(path: str) -> dict[tuple[int, int], str]:
     """Return the scalars of a YAML file by line and column, or nothing if it cannot be read."""
@@ -322,10 +252,10 @@ def _scalars(path: str) -> dict[tuple[int, int], str]:
 
 def written(value: Any) -> str | None:
     """Return a number or date as it was written in its YAML file, or None if unknown."""
-    origin = Origin.get_tag(value)
-    if origin is None or not (origin.path and origin.line_num and origin.col_num):
+    place = ansible_core.place_of(value)
+    if place is None or not (place.path and place.line and place.column):
         return None
-    text = _scalars(origin.path).get((origin.line_num, origin.col_num))
+    text = _scalars(place.path).get((place.line, place.column))
     with contextlib.suppress(yaml.YAMLError, ValueError):
         if text is not None and yaml.safe_load(text) == value:
             return text
@@ -392,12 +322,7 @@ class Play:
 
     def variables(self, host: str) -> Args:
         """Return all variables of a host, with their templates not yet rendered."""
-        found: Args = self._hostvars._variable_manager.get_vars(
-            play=self._action._task.get_play(),
-            host=self._hostvars._inventory.get_host(host),
-            task=self._action._task,
-        )
-        return found
+        return ansible_core.variables_of(self._action, self._hostvars, host)
 
     def values(self, host: str, *names: str) -> Args:
         """Return the variables of a host that are set, out of ``names``."""
@@ -454,27 +379,8 @@ class Play:
 
     def _with_levels(self, host: str, name: str) -> tuple[Args, list[Any]]:
         """Return all variables of a host, and the values of variable ``name`` at all levels."""
-        with self._connecting, _keeping_levels(name):
-            variables = dict(self.variables(host))
-            levels = _levels_of(variables.get(name))
-            # Ansible has already combined the values of several -e options.
-            extra = copy.copy(self._manager.extra_vars)
-            if name in extra:
-                cached = ansible_vars.load_extra_vars.extra_vars
-                ansible_vars.load_extra_vars.extra_vars = None
-                try:
-                    again = ansible_vars.load_extra_vars(self._action._loader)
-                    levels = [*levels[:-1], *_levels_of(again[name])]
-                except (AnsibleError, KeyError, OSError):
-                    pass  # a file given with -e no longer exists
-                finally:
-                    ansible_vars.load_extra_vars.extra_vars = cached
-        variables[name] = levels[-1]
-        return variables, levels
-
-    @property
-    def _manager(self) -> Any:
-        return self._hostvars._variable_manager
+        with self._connecting:
+            return ansible_core.levels_of(self._action, self._hostvars, host, name)
 
     def _sources(self, template: Callable[[str, Any], Any]) -> script_environment.Sources:
         return script_environment.Sources(
@@ -483,21 +389,22 @@ class Play:
 
     def _place(self, name: str, value: Any) -> str:
         """Return where a variable is set, or an empty text if unknown."""
-        return "-e" if name in self._manager.extra_vars else self._where(value)
+        extra = ansible_core.is_extra_variable(self._hostvars, name)
+        return "-e" if extra else self._where(value)
 
     def _where(self, value: Any) -> str:
         """Return the file and line of a value, or -e if it comes from a command line."""
-        origin = Origin.get_tag(value)
-        if origin is None:
+        place = ansible_core.place_of(value)
+        if place is None:
             return ""
-        if not origin.path:
-            return "-e" if "-e" in str(origin.description) else ""
-        if origin.path.endswith(EXTRA_VARIABLES):
+        if not place.path:
+            return "-e" if "-e" in place.description else ""
+        if place.path.endswith(EXTRA_VARIABLES):
             return "-e"
         # The collection may be reached through a link.
-        if Path(origin.path).resolve() == REPOSITORY / "roles/train_job/defaults/main.yml":
+        if Path(place.path).resolve() == REPOSITORY / "roles/train_job/defaults/main.yml":
             return job_variables.DEFAULT
-        return f"{origin.path}:{origin.line_num}" if origin.line_num else origin.path
+        return f"{place.path}:{place.line}" if place.line else place.path
 
     def notification(self, hosts: Sequence[str]) -> tuple[list[Args], str, str]:
         """Return the scripts' environments, and the command and webhook for notifications.
@@ -562,23 +469,6 @@ class Play:
         """Return an action with the connection to a host for one purpose."""
         with self._connecting:
             if (host, purpose) not in self._actions:
-                self._actions[host, purpose] = self._connect(host)
+                variables = self.variables(host)
+                self._actions[host, purpose] = ansible_core.action_on(self._action, variables, host)
         return self._actions[host, purpose]
-
-    def _connect(self, host: str) -> Any:
-        action, variables = self._action, self.variables(host)
-        templar = Templar(loader=action._loader, variables=variables)
-        # The action's own context has values of the host that the task runs for.
-        original = multiprocessing.current_process()._play_context  # type: ignore[attr-defined]
-        context = original.set_task_and_variable_override(action._task, variables, templar)
-        context.post_validate(templar=templar._engine)
-        context.remote_addr = context.remote_addr or host
-        connection = _Executor(action, context).connect(variables, templar._engine)
-        return type(action)(
-            task=action._task,
-            connection=connection,
-            play_context=context,
-            loader=action._loader,
-            templar=templar,
-            shared_loader_obj=action._shared_loader_obj,
-        )

@@ -1,0 +1,156 @@
+"""The private parts of ansible-core in train/gang/ansible_core.py, under the oldest and the newest
+supported ansible-core.
+
+Python 3.11 has no newer ansible-core than the oldest one, so the newest is installed in an
+environment of its own under another Python, where there is one.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from uv import find_uv_bin
+
+from tests.support.lab import REPOSITORY, environment, free_port, once, run
+
+OLDEST, NEWEST = "2.19", "2.21"
+ACTION = "tensorflow_ansible.cluster.rank_start"
+
+
+def newer_python() -> str | None:
+    """Return an interpreter of Python 3.12 or 3.13, or None if this machine has none."""
+    found = [path for name in ("python3.13", "python3.12") if (path := shutil.which(name))]
+    found += map(str, sorted(Path("~/.pyenv/versions").expanduser().glob("3.1[23].*/bin/python3")))
+    for path in found:
+        tried = subprocess.run([path, "-c", "import venv"], capture_output=True, check=False)
+        if tried.returncode == 0:
+            return path
+    return None
+
+
+@pytest.fixture(scope="module", params=[OLDEST, NEWEST])
+def python(request: pytest.FixtureRequest, shared: Path) -> str:
+    """The interpreter of an environment with this ansible-core."""
+    if request.param == OLDEST:
+        return sys.executable
+    newer = newer_python()
+    if newer is None:
+        pytest.skip("no Python 3.12 or 3.13, which the newest ansible-core needs")
+
+    def install() -> str:
+        folder, uv = shared / "newest-core", find_uv_bin()
+        run(uv, "venv", "--quiet", "--python", newer, str(folder)).check_returncode()
+        made = str(folder / "bin/python")
+        wanted = f"ansible-core=={NEWEST}.*"
+        done = run(uv, "pip", "install", "--quiet", "--python", made, wanted, stderr=-2)
+        assert done.returncode == 0, done.stdout
+        return made
+
+    return once(shared, "core", install)
+
+
+def play(python: str, *words: str) -> subprocess.CompletedProcess[str]:
+    program = str(Path(python).with_name("ansible-playbook"))
+    env = {**environment(), "PATH": f"{Path(python).parent}:{environment()['PATH']}"}
+    return run(program, *words, stderr=subprocess.STDOUT, env=env, timeout=120)
+
+
+def test_it_is_the_version_that_is_meant(python: str, request: pytest.FixtureRequest) -> None:
+    program = "from ansible.release import __version__; print(__version__)"
+    wanted = request.node.callspec.params["python"]
+    assert run(python, "-c", program).stdout.startswith(f"{wanted}.")
+
+
+def test_the_documented_options_are_checked(python: str, tmp_path: Path) -> None:
+    tasks = [{ACTION: {"python": "python3", "rank": 1}}]
+    play_file = tmp_path / "play.yml"
+    play_file.write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": tasks}]))
+    done = play(python, "-i", "localhost,", "-c", "local", str(play_file))
+    assert done.returncode == 2
+    said = " ".join(done.stdout.split())
+    assert "rank_start: missing required arguments: rank_dir; has no option rank." in said
+    assert "include: python, rank_dir." in said
+
+
+def test_the_plugin_ssh_is_used(python: str) -> None:
+    program = (
+        "import train.gang.connections\n"
+        "from ansible.plugins.loader import connection_loader as loader\n"
+        "print(loader.find_plugin('ssh'))"
+    )
+    found = run(python, "-c", program, cwd=REPOSITORY)
+    assert Path(found.stdout.strip()) == REPOSITORY / "plugins/connection/ssh.py"
+
+
+SCRIPT = """
+import json, os
+names = ("BOTH", "ALL", "HOST", "VERSION", "FILE", "LAST")
+print(json.dumps({name: os.environ.get(name) for name in names}))
+"""
+
+
+def write_inventory(folder: Path, **of_host: Any) -> Path:
+    """Write an inventory of two ranks on this machine, one with its own variables."""
+    text = f"""
+worker:
+  hosts:
+    w0:
+      train_job_port: {free_port()}
+      train_job_environment: {json.dumps(of_host)}
+    w1: {{train_job_port: {free_port()}}}
+  vars:
+    plugin: local
+    ansible_connection: "{{{{ plugin }}}}"
+    ansible_host: localhost
+    ansible_python_interpreter: "{{{{ ansible_playbook_python }}}}"
+    train_job_environment:
+      BOTH: all
+      ALL: "yes"
+      VERSION: 1.10
+    train_job_gpus: none
+    train_job_max_restarts: 0
+    train_job_root: {folder}/train
+    train_job_lease_dir: {folder}/leases
+    train_job_runs_dir: {folder}/runs
+    train_job_python: {sys.executable}
+    train_job_script: {folder}/main.py
+"""
+    (folder / "main.py").write_text(SCRIPT)
+    inventory = folder / "hosts.yml"
+    inventory.write_text(text)
+    return inventory
+
+
+def test_a_job_gets_the_values_of_all_levels_as_they_are_written(
+    python: str, tmp_path: Path
+) -> None:
+    inventory = write_inventory(tmp_path, BOTH="host", HOST="w0")
+    (tmp_path / "extra.yml").write_text("train_job_environment: {FILE: 007}\n")
+    last = json.dumps({"train_job_environment": {"LAST": "1"}, "train_job_id": "levels"})
+    extra = ["-e", f"@{tmp_path}/extra.yml", "-e", last]
+    done = play(python, "-i", str(inventory), "playbooks/train.yml", *extra)
+    assert done.returncode == 0, done.stdout[-3000:]
+    seen = [
+        json.loads((tmp_path / "runs/levels/logs" / f"worker-{index}.log").read_text())
+        for index in (0, 1)
+    ]
+    shared = {"ALL": "yes", "VERSION": "1.10", "FILE": "007", "LAST": "1"}
+    assert seen == [
+        {**shared, "BOTH": "host", "HOST": "w0"},
+        {**shared, "BOTH": "all", "HOST": None},
+    ]
+
+
+def test_the_place_of_a_wrong_value_is_named(python: str, tmp_path: Path) -> None:
+    inventory = write_inventory(tmp_path, HOST=True)
+    done = play(python, "-i", str(inventory), "playbooks/train.yml", "-e", "train_job_seed=x")
+    assert done.returncode == 2
+    said = " ".join(done.stdout.split())
+    assert f"sets HOST to a boolean ({inventory}:6)" in said
+    assert 'train_job_seed of w0, w1 is a text, "x" (-e)' in said

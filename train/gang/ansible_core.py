@@ -1,0 +1,188 @@
+"""The parts of ansible-core that this project uses although they are private.
+
+Each function says why no public part does the same. tests/integration/local/test_ansible_core.py
+runs them under the oldest and the newest supported ansible-core. Methods of action plugins that
+start with an underscore, such as ``_execute_module``, are what Ansible documents for plugins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import multiprocessing
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ansible import constants
+from ansible._internal._datatag._tags import Origin
+from ansible.errors import AnsibleError
+from ansible.executor.task_executor import TaskExecutor
+from ansible.parsing.plugin_docs import read_docstring
+from ansible.plugins.loader import connection_loader
+from ansible.template import Templar
+from ansible.utils import vars as ansible_vars
+
+#: Variables of a host. Ansible has no types for them.
+Variables = Mapping[str, Any]
+
+#: The module name under which Ansible loads any connection plugin called ``ssh``.
+_SSH = "ansible.plugins.connection.ssh"
+
+
+def documented_options(path: Path) -> dict[str, Any]:
+    """Return the options in the documentation of a module; empty if it has none.
+
+    Ansible itself reads the documentation of a module only to show it.
+    """
+    documented = read_docstring(str(path), ignore_errors=False)["doc"]
+    return dict(documented.get("options") or {})
+
+
+def use_connection_plugins(folder: Path) -> None:
+    """Make Ansible use the plugin ``ssh`` in a folder, whatever its configuration names.
+
+    Ansible finds a collection's plugins, but ansible-playbook has loaded its own ``ssh`` before it
+    reads roles, and would use that module for this plugin as well.
+    """
+    connection_loader.add_directory(str(folder))
+    loaded = sys.modules.get(_SSH)
+    if loaded and Path(str(loaded.__file__)).parent != folder:
+        del sys.modules[_SSH]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value comes from."""
+
+    path: str  # empty if it does not come from a file
+    line: int  # 0 if unknown, like the column
+    column: int
+    description: str
+
+
+def place_of(value: object) -> Place | None:
+    """Return where a value comes from, or None if unknown.
+
+    Ansible names the place only in its own messages.
+    """
+    origin = Origin.get_tag(value)
+    if origin is None:
+        return None
+    description = str(origin.description or "")
+    return Place(origin.path or "", origin.line_num or 0, origin.col_num or 0, description)
+
+
+def variables_of(action: Any, hostvars: Any, host: str) -> Variables:
+    """Return all variables of a host as the action's task sees them, not yet rendered.
+
+    ``hostvars`` lacks values from the play, a role or an include: parameters, ``vars``, defaults.
+    """
+    found: Variables = hostvars._variable_manager.get_vars(
+        play=action._task.get_play(), host=hostvars._inventory.get_host(host), task=action._task
+    )
+    return found
+
+
+def is_extra_variable(hostvars: Any, name: str) -> bool:
+    """Return whether a variable is set with ``-e``, which wins over all others."""
+    return name in hostvars._variable_manager.extra_vars
+
+
+def levels_of(action: Any, hostvars: Any, host: str, name: str) -> tuple[dict[str, Any], list[Any]]:
+    """Return all variables of a host, and the values of variable ``name`` at all levels.
+
+    The lowest level is first. Ansible otherwise keeps only the value of the highest level.
+    """
+    with _keeping_levels(name):
+        variables = dict(variables_of(action, hostvars, host))
+        levels = _levels_in(variables.get(name))
+        # Ansible has already combined the values of several -e options.
+        extra = copy.copy(hostvars._variable_manager.extra_vars)
+        if name in extra:
+            cached = ansible_vars.load_extra_vars.extra_vars
+            ansible_vars.load_extra_vars.extra_vars = None
+            try:
+                again = ansible_vars.load_extra_vars(action._loader)
+                levels = [*levels[:-1], *_levels_in(again[name])]
+            except (AnsibleError, KeyError, OSError):
+                pass  # a file given with -e no longer exists
+            finally:
+                ansible_vars.load_extra_vars.extra_vars = cached
+    variables[name] = levels[-1]
+    return variables, levels
+
+
+#: The key for the values of a variable at all levels, lowest first. They are in a dictionary
+#: because Ansible tags values, which no custom type supports.
+_LEVELS = "__train_job_levels"
+
+
+@contextlib.contextmanager
+def _keeping_levels(name: str) -> Iterator[None]:
+    """Make Ansible keep the values of a variable at all levels instead of only the highest.
+
+    Ansible combines variables in one function, whose behavior depends on its configuration.
+    """
+
+    def combine(low: Variables, high: Variables, *_: Any, **__: Any) -> Variables:
+        combined = {**low, **high}
+        if name in low and name in high:
+            combined[name] = {_LEVELS: [*_levels_in(low[name]), *_levels_in(high[name])]}
+        return combined
+
+    before = constants.DEFAULT_HASH_BEHAVIOUR, ansible_vars.merge_hash
+    constants.DEFAULT_HASH_BEHAVIOUR, ansible_vars.merge_hash = "merge", combine
+    try:
+        yield
+    finally:
+        constants.DEFAULT_HASH_BEHAVIOUR, ansible_vars.merge_hash = before
+
+
+def _levels_in(value: Any) -> list[Any]:
+    return value[_LEVELS] if isinstance(value, Mapping) and _LEVELS in value else [value]
+
+
+class _Executor(TaskExecutor):  # type: ignore[misc]
+    """Ansible's own code for connecting a task."""
+
+    _task: Any = None  # core 2.21 sets it only while the task itself runs
+
+    def __init__(self, action: Any, play_context: Any) -> None:
+        self._task = action._task
+        self._play_context = play_context
+        self._shared_loader_obj = action._shared_loader_obj
+        self._connection = None
+
+    def connect(self, variables: Variables, templar: Any) -> Any:
+        """Return the connection that the task would have with these host variables."""
+        name = self._task.connection
+        if variables.get("ansible_connection") is not None:
+            name = templar.template(variables["ansible_connection"])
+        self._connection = self._get_connection(variables, templar, name)
+        self._set_connection_options(variables, templar)
+        return self._connection
+
+
+def action_on(action: Any, variables: Variables, host: str) -> Any:
+    """Return an action like ``action``, with the connection of another host.
+
+    Ansible gives a task the connection of its own host only.
+    """
+    templar = Templar(loader=action._loader, variables=variables)
+    # The action's own context has values of the host that the task runs for.
+    original = multiprocessing.current_process()._play_context  # type: ignore[attr-defined]
+    context = original.set_task_and_variable_override(action._task, variables, templar)
+    context.post_validate(templar=templar._engine)
+    context.remote_addr = context.remote_addr or host
+    connection = _Executor(action, context).connect(variables, templar._engine)
+    return type(action)(
+        task=action._task,
+        connection=connection,
+        play_context=context,
+        loader=action._loader,
+        templar=templar,
+        shared_loader_obj=action._shared_loader_obj,
+    )
