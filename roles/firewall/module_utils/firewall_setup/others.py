@@ -76,15 +76,16 @@ def find_others(nft: str) -> Iterator[Other]:
     """Yield the firewalls of the host that block by default."""
     firewalld, ufw = firewalld_openings(), ufw_openings()
     if firewalld is not None:
-        command = "firewall-cmd --permanent --zone=trusted --add-source=%s && firewall-cmd --reload"
+        add = "sudo firewall-cmd --permanent --zone=trusted --add-source=%s"
+        command = add + " && sudo firewall-cmd --reload"
         yield Other("firewalld", firewalld, command, " --add-source=")
     if ufw is not None:
-        yield Other("ufw", ufw, "ufw allow from %s", " && ufw allow from ")
+        yield Other("ufw", ufw, "sudo ufw allow from %s", " && sudo ufw allow from ")
     managed = firewalld is not None or ufw is not None
     for version, _, program in FAMILIES:
         lines = [] if managed else legacy_rules(program)
         if "-P INPUT DROP" in lines or is_closed(lines):
-            command = program + "-legacy -I INPUT -s %s -j ACCEPT"
+            command = "sudo " + program + "-legacy -I INPUT -s %s -j ACCEPT"
             openings = parse_rules(LEGACY_RULE, lines)
             yield Other("The chain INPUT of %s" % program, openings, command, versions=(version,))
     for family, table, chain, drops in input_chains(nft):
@@ -98,10 +99,10 @@ def find_others(nft: str) -> Iterator[Other]:
         name = "The chain %s of the table %s %s" % (chain, family, table)
         openings = parse_rules(NFT_RULE, lines)
         for version, own, program in FAMILIES:
-            command = "nft insert rule %s %s %s %s" % (family, table, chain, own)
+            command = "sudo nft insert rule %s %s %s %s" % (family, table, chain, own)
             command += " saddr '{ %s }' accept"
             if by_iptables:
-                command = program + " -I INPUT -s %s -j ACCEPT"
+                command = "sudo " + program + " -I INPUT -s %s -j ACCEPT"
             if family in (own, "inet"):
                 yield Other(name, openings, command, versions=(version,))
 

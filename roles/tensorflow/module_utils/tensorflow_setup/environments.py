@@ -97,8 +97,8 @@ def exclusive(folder: str) -> Iterator[int]:
                 if time.monotonic() > deadline:
                     raise SetupError(
                         f"Another installation on this host has held {path} for"
-                        f" {LOCK_WAIT_S / 60:.0f} minutes. See what it does (fuser -v {path}), end"
-                        " it, and run again."
+                        f" {LOCK_WAIT_S / 60:.0f} minutes. Find its process with"
+                        f" `sudo lslocks --notruncate | grep {path}`, end it, and run again."
                     ) from None
             time.sleep(0.2)
         yield stream.fileno()
