@@ -17,7 +17,7 @@ _READING = re.compile(r"(\d{1,12}\.\d{1,9}) (\d{1,12}\.\d{1,9})")
 
 def without_source(hosts: Iterable[str], hostvars: Mapping[str, Any]) -> list[str]:
     """Return the hosts on which chrony is missing or has not selected a source."""
-    return [host for host in hosts if _of(hostvars, host, "clock_sync_clock").get("rc") != 0]
+    return [host for host in hosts if _of(hostvars, host, "__clock_sync_clock").get("rc") != 0]
 
 
 def compare(
@@ -27,7 +27,7 @@ def compare(
 
     Args:
         hosts: the hosts that were read.
-        hostvars: their variables; ``clock_sync_readings`` is the result of the reading task.
+        hostvars: their variables; ``__clock_sync_readings`` is the result of the reading task.
         without: hosts without a time source. The clocks of the others take precedence.
         allowed: seconds that two clocks may differ.
 
@@ -40,7 +40,7 @@ def compare(
     bounds: dict[str, tuple[float, float]] = {}
     unread = []
     for host in hosts:
-        results = _of(hostvars, host, "clock_sync_readings").get("results", [])
+        results = _of(hostvars, host, "__clock_sync_readings").get("results", [])
         found = bounds_of(str(result.get("stdout", "")) for result in results)
         if found is None:
             unread.append(host)

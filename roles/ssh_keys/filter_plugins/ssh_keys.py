@@ -110,8 +110,8 @@ def ssh_keys_report(
         raise AnsibleFilterError(f"no user or key that ssh could use: {user[:60]!r}, {found!r}")
     if not host:
         raise AnsibleFilterError(
-            "no public host key is there: is sshd set up (ssh-keygen -A)? ssh_keys_host_keys names "
-            "files elsewhere"
+            "no public host key is there: is sshd set up (sudo ssh-keygen -A)? ssh_keys_host_keys"
+            " names files elsewhere"
         )
     # Once the new key is in use, it is the same as the old one.
     keys = list(dict.fromkeys(found))

@@ -1,4 +1,4 @@
-"""Unpacking archives, without a way out of the data's folder."""
+"""Unpacks archives; members cannot be written outside of the data's folder."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from typing import Any
 
 
 class DataError(Exception):
-    """What is wrong, with the remedy; the module's ``msg``."""
+    """The data are missing or wrong. The text becomes the module's ``msg``."""
 
 
 def unpack(archive: str, folder: str) -> None:
     """Unpack an archive, or a .gz file, into a new folder.
 
     Raises:
-        DataError: it is none, or wants to write outside of the folder; nothing is left of it then.
+        DataError: it is not a valid archive, or a member points outside of the folder. The folder
+            is removed.
     """
     shutil.rmtree(folder, ignore_errors=True)
     os.makedirs(folder)
@@ -47,7 +48,7 @@ def unpack_zip(archive: str, folder: str) -> None:
 
 
 def unpack_tar(archive: str, folder: str) -> None:
-    """Unpack a tar archive: first files, then links, so that nothing is written through one."""
+    """Unpack a tar archive: files first, then links, so that no file is written through a link."""
     links = {}
     with tarfile.open(archive) as packed:
         for member in packed:
@@ -71,7 +72,11 @@ def unpack_tar(archive: str, folder: str) -> None:
 
 
 def inside(folder: str, name: str) -> str:
-    """Return the path of a member below the folder, which it may not leave by name or by links."""
+    """Return the path of a member in the folder.
+
+    Raises:
+        DataError: its name or a link leads outside of the folder.
+    """
     path = os.path.normpath(os.path.join(folder, name))
     for place in (path, os.path.realpath(path)):
         if not (place + "/").startswith(folder + "/"):
@@ -80,7 +85,7 @@ def inside(folder: str, name: str) -> str:
 
 
 def write_file(stream: Any, path: str) -> None:
-    """Write a member to its place."""
+    """Write a member of an archive to a path."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with stream, open(path, "wb") as out:
         shutil.copyfileobj(stream, out, 2**20)

@@ -101,7 +101,7 @@ def test_a_driver_is_installed_loaded_and_kept(bed: Testbed) -> None:
         "nvidia_driver_packages": f"{{{{ {packages}[inventory_hostname] }}}}",
     }
     checked = run(bed, "main", options=["--check", "--limit", "host-1"], **given).checked()
-    assert "Would install nvidia-smi" in checked.shown
+    assert "Install nvidia-smi]" in checked.shown
     assert shell(bed, OWN, 1) == ""
     assert "needs a reboot, because nouveau is loaded" in run(bed, "main", **given).checked().shown
     assert "/boot/initrd.img" in shell(bed, RAM_DISK)

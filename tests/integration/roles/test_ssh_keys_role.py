@@ -67,11 +67,12 @@ class Cluster:
         return [" ".join(line.split(" ")[1:3]) for line in lines if f" {cluster}:" in line]
 
     def tree(self) -> dict[str, tuple[int, bytes]]:
-        """Return mode and content of all that is in the home directories' ``.ssh``."""
+        """Return mode and content of the files in each ``.ssh``, except backups."""
         return {
             str(path): (path.stat().st_mode, path.read_bytes() if path.is_file() else b"")
             for name in self.names
             for path in sorted(self.ssh(name).rglob("*"))
+            if not path.name.endswith("~")
         }
 
 
@@ -151,7 +152,7 @@ def test_what_cannot_be_done_is_refused(cluster: Cluster) -> None:
     cases = [
         ({"ssh_keys_name": ".."}, "ssh_keys_name is ..: use lower-case letters"),
         ({"ssh_keys_user": "nobody-here"}, "There is no user nobody-here on a: create it first"),
-        ({"ssh_keys_host_keys": "/nowhere/*.pub"}, "is sshd set up (ssh-keygen -A)?"),
+        ({"ssh_keys_host_keys": "/nowhere/*.pub"}, "is sshd set up (sudo ssh-keygen -A)?"),
     ]
     assert_refused(cluster.run_tasks, "ssh_keys", cases)
 

@@ -763,7 +763,7 @@ def test_what_the_control_node_sends_is_installed_and_removed(play: Run, tmp_pat
     done = play(**given)
     assert done.code == 0, done.shown
     for step in ("Install TensorFlow", "Install packages on top of it"):
-        installing = done.shown.split(f": {step}]")[1].split("TASK")[0]
+        installing = done.shown.split(f": Install | {step}]")[1].split("TASK")[0]
         assert (installing.count("changed: "), installing.count("ok: ")) == (1, 1)
     assert f"(item={large.name})" in done.shown
     assert f"(item={top.name})" not in done.shown  # in the archive

@@ -17,8 +17,8 @@ def host(ahead: float, source: bool = False, answers: int = 4, slow: float = 0.0
     asked = [START + 0.1 * number for number in range(answers)]
     stdout = [f"{at:.6f} {at + slow + ahead:.9f}\r\n" for at in asked]
     return {
-        "clock_sync_clock": {"rc": 0 if source else 1},
-        "clock_sync_readings": {"results": [{"stdout": text} for text in stdout]},
+        "__clock_sync_clock": {"rc": 0 if source else 1},
+        "__clock_sync_readings": {"results": [{"stdout": text} for text in stdout]},
     }
 
 
@@ -29,7 +29,7 @@ def compare(hosts: Mapping[str, Any], allowed: float = 0.5) -> dict[str, Any]:
 
 def test_hosts_without_a_source_are_those_where_chrony_follows_none_or_is_missing() -> None:
     hosts = {"a": host(0, source=True), "b": host(0), "c": {}}
-    hosts["d"] = {"clock_sync_clock": {"skipped": True}}
+    hosts["d"] = {"__clock_sync_clock": {"skipped": True}}
     assert clock_sync.without_source(hosts, hosts) == ["b", "c", "d"]
 
 

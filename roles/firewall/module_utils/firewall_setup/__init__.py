@@ -1,1 +1,4 @@
-"""What the module ``firewall`` does on a host: standard library only, Python 3.8 and newer."""
+"""Code of the module ``firewall`` that runs on a host.
+
+Standard library only, Python 3.8 or newer.
+"""

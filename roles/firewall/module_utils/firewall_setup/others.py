@@ -1,4 +1,4 @@
-"""The host's other firewalls: an accept of this role's table opens nothing that they close."""
+"""Other firewalls of the host, which can block traffic that this role's table accepts."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .rules import (
 )
 from .table import SEARCH_PATH, read, run
 
-#: Sources and ports that a firewall lets in.
+#: Sources and ports that a firewall allows.
 Opening = Tuple[List[Network], List[Range]]
 ANYONE = [ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0")]  # type: List[Network]
 ANY_PORT = [(1, 65535)]
 FAMILIES = ((4, "ip", "iptables"), (6, "ip6", "ip6tables"))
-#: Rules of a chain that let somebody in, as nft and as iptables-legacy list them.
+#: Rules that accept connections, as listed by nft and by iptables-legacy.
 NFT_RULE = re.compile(
     r"(?:ip6? saddr (\{[^}]*\}|\S+) ?)?(?:meta l4proto tcp )?(?:tcp dport (\{[^}]*\}|\S+) ?)?"
     r"(?:counter packets \d+ bytes \d+ )?accept"
@@ -35,7 +35,7 @@ CLOSED = re.compile(r"(counter .* )?(drop|reject)( .*)?|-A INPUT -j (DROP|REJECT
 
 
 class Other(NamedTuple):
-    """A firewall that refuses by default: what it lets in, and the command that lets more in."""
+    """A firewall that blocks by default: what it allows, and the command that allows more."""
 
     name: str
     openings: List[Opening]
@@ -45,7 +45,7 @@ class Other(NamedTuple):
 
 
 def warnings_of(nft: str, networks: List[Network], ports: List[Range]) -> Iterator[str]:
-    """Yield what other firewalls of the host refuse to members of the cluster, and the remedy."""
+    """Yield a warning, with the remedy, for each firewall that blocks members of the cluster."""
     for other in find_others(nft):
         known = [network for network in networks if network.version in other.versions]
         refused = [show(network) for network in known if not allows(other.openings, network, ports)]
@@ -58,7 +58,7 @@ def warnings_of(nft: str, networks: List[Network], ports: List[Range]) -> Iterat
 
 
 def allows(openings: List[Opening], network: Network, ports: List[Range]) -> bool:
-    """Return whether all of a network may connect to all of the ports."""
+    """Return whether every address of a network may connect to each of the ports."""
     first, last = int(network.network_address), int(network.broadcast_address)
     ranges = [
         pair
@@ -73,18 +73,19 @@ def allows(openings: List[Opening], network: Network, ports: List[Range]) -> boo
 
 
 def find_others(nft: str) -> Iterator[Other]:
-    """Yield the firewalls of the host that refuse by default."""
+    """Yield the firewalls of the host that block by default."""
     firewalld, ufw = firewalld_openings(), ufw_openings()
     if firewalld is not None:
-        command = "firewall-cmd --permanent --zone=trusted --add-source=%s && firewall-cmd --reload"
+        add = "sudo firewall-cmd --permanent --zone=trusted --add-source=%s"
+        command = add + " && sudo firewall-cmd --reload"
         yield Other("firewalld", firewalld, command, " --add-source=")
     if ufw is not None:
-        yield Other("ufw", ufw, "ufw allow from %s", " && ufw allow from ")
+        yield Other("ufw", ufw, "sudo ufw allow from %s", " && sudo ufw allow from ")
     managed = firewalld is not None or ufw is not None
     for version, _, program in FAMILIES:
         lines = [] if managed else legacy_rules(program)
         if "-P INPUT DROP" in lines or is_closed(lines):
-            command = program + "-legacy -I INPUT -s %s -j ACCEPT"
+            command = "sudo " + program + "-legacy -I INPUT -s %s -j ACCEPT"
             openings = parse_rules(LEGACY_RULE, lines)
             yield Other("The chain INPUT of %s" % program, openings, command, versions=(version,))
     for family, table, chain, drops in input_chains(nft):
@@ -98,18 +99,18 @@ def find_others(nft: str) -> Iterator[Other]:
         name = "The chain %s of the table %s %s" % (chain, family, table)
         openings = parse_rules(NFT_RULE, lines)
         for version, own, program in FAMILIES:
-            command = "nft insert rule %s %s %s %s" % (family, table, chain, own)
+            command = "sudo nft insert rule %s %s %s %s" % (family, table, chain, own)
             command += " saddr '{ %s }' accept"
             if by_iptables:
-                command = program + " -I INPUT -s %s -j ACCEPT"
+                command = "sudo " + program + " -I INPUT -s %s -j ACCEPT"
             if family in (own, "inet"):
                 yield Other(name, openings, command, versions=(version,))
 
 
 def firewalld_openings() -> Optional[List[Opening]]:
-    """Return what firewalld lets in; None where it does not run.
+    """Return what firewalld allows, or None if it is not running.
 
-    Zones that apply to interfaces, and the default zone, are taken to be open to everyone.
+    The default zone and zones with interfaces are assumed to apply to everyone.
     """
     if run("systemctl", "is-active", "firewalld", check=False).stdout.strip() != "active":
         return None
@@ -129,7 +130,7 @@ def firewalld_openings() -> Optional[List[Opening]]:
 
 
 def ufw_openings() -> Optional[List[Opening]]:
-    """Return what ufw lets in; None where it is not active or lets everyone in."""
+    """Return what ufw allows, or None if it is inactive or allows everything."""
     if not shutil.which("ufw", path=SEARCH_PATH):
         return None
     status = run("ufw", "status", "verbose", check=False).stdout
@@ -144,7 +145,7 @@ def ufw_openings() -> Optional[List[Opening]]:
 
 
 def legacy_rules(program: str) -> List[str]:
-    """Return the rules that iptables keeps outside of nftables, where there are any."""
+    """Return the rules of iptables-legacy, which are not part of nftables."""
     legacy = shutil.which(program + "-legacy", path=SEARCH_PATH)
     # It would load the tables that it is asked to list.
     used = read("/proc/net/%s_names" % program.replace("tables", "_tables")).split()
@@ -154,7 +155,7 @@ def legacy_rules(program: str) -> List[str]:
 
 
 def input_chains(nft: str) -> Iterator[Tuple[str, str, str, bool]]:
-    """Yield family, table and name of the chains that incoming packets pass; whether they drop."""
+    """Yield the family, table, name and default drop of each chain for incoming packets."""
     listed = run(nft, "-j", "list", "chains", check=False).stdout if nft else ""
     for entry in json.loads(listed or '{"nftables": []}')["nftables"]:
         chain = entry.get("chain", {})
@@ -163,12 +164,12 @@ def input_chains(nft: str) -> Iterator[Tuple[str, str, str, bool]]:
 
 
 def is_closed(lines: List[str]) -> bool:
-    """Return whether the last rule of a chain refuses everything."""
+    """Return whether the last rule of a chain blocks everything."""
     return bool(lines) and bool(CLOSED.fullmatch(lines[-1]))
 
 
 def parse_rules(pattern: "re.Pattern[str]", lines: List[str]) -> List[Opening]:
-    """Return what the rules of a chain let in."""
+    """Return what the rules of a chain allow."""
     openings = []
     for match in filter(None, map(pattern.fullmatch, lines)):
         sources, ports = (re.findall(r"[^{}, ]+", text or "") for text in match.groups())
@@ -178,12 +179,15 @@ def parse_rules(pattern: "re.Pattern[str]", lines: List[str]) -> List[Opening]:
 
 
 def parse_sources(*texts: str) -> List[Network]:
-    """Return addresses and networks; what is none of them is left out."""
+    """Return the addresses and networks among the texts; skip all others."""
     return [network for network in map(parse_network, texts) if network]
 
 
 def parse_range(*texts: str) -> List[Range]:
-    """Return ports and ranges as other firewalls write them; none where one is a name."""
+    """Parse ports and ranges in the notation of other firewalls.
+
+    Returns an empty list if one of them is the name of a service.
+    """
     try:
         return parse_ports(part.replace(":", "-") for text in texts for part in text.split(","))
     except FirewallError:

@@ -38,11 +38,11 @@ table inet {table} {{
 
 
 class FirewallError(Exception):
-    """The rules cannot be made or loaded; the message has the cause and the remedy."""
+    """The rules cannot be created or loaded. The message contains the cause and the remedy."""
 
 
 def rules_text(networks: List[Network], ports: List[Range]) -> str:
-    """Return the file of the rules, the same for the same members and ports."""
+    """Return the contents of the rules file. The same members and ports give the same text."""
     addresses = [(network.version, show(network)) for network in networks]
     sets = [
         set_text("members4", "ipv4_addr", [text for version, text in addresses if version == 4]),
@@ -53,7 +53,7 @@ def rules_text(networks: List[Network], ports: List[Range]) -> str:
 
 
 def set_text(name: str, kind: str, elements: List[str]) -> str:
-    """Return a set in nft's language."""
+    """Return a set in nft syntax."""
     lines = ["\tset %s {" % name, "\t\ttype %s" % kind, "\t\tflags interval"]
     if elements:
         lines.append("\t\telements = {\n\t\t\t%s\n\t\t}" % ",\n\t\t\t".join(elements))
@@ -61,20 +61,20 @@ def set_text(name: str, kind: str, elements: List[str]) -> str:
 
 
 def show(network: Network) -> str:
-    """Return a network as text, a single address without its prefix."""
+    """Format a network; a single address has no prefix length."""
     return str(network.network_address if network.num_addresses == 1 else network)
 
 
 def show_ports(ports: List[Range]) -> List[str]:
-    """Return ports and ranges as text."""
+    """Format ports and ranges."""
     return ["%d" % a if a == b else "%d-%d" % (a, b) for a, b in ports]
 
 
 def parse_ports(texts: Iterable[str]) -> List[Range]:
-    """Return ports and ranges as sorted pairs that neither meet nor overlap.
+    """Parse ports and ranges into sorted pairs, with overlapping and adjacent ones merged.
 
     Raises:
-        FirewallError: one is no port.
+        FirewallError: a text is not a valid port or range.
     """
     pairs = []
     for text in texts:
@@ -97,7 +97,7 @@ def parse_ports(texts: Iterable[str]) -> List[Range]:
 
 
 def parse_network(text: str) -> Optional[Network]:
-    """Return an address or network; None where it is a name."""
+    """Parse an address or network; return None for a name."""
     try:
         return ipaddress.ip_network(text.strip("[]").partition("%")[0], strict=False)
     except ValueError:
@@ -105,7 +105,7 @@ def parse_network(text: str) -> Optional[Network]:
 
 
 def resolve(name: str) -> List[Network]:
-    """Return the addresses of a name or an address; none where it has none."""
+    """Return the addresses of a name, or an empty list if it cannot be resolved."""
     network = parse_network(name)
     if network:
         return [network]
@@ -117,10 +117,10 @@ def resolve(name: str) -> List[Network]:
 
 
 def find_networks(members: List[List[str]], sources: List[str]) -> List[Network]:
-    """Return the networks of all members and sources, sorted, without those of this host alone.
+    """Return the networks of all members and sources, sorted, without loopback addresses.
 
     Raises:
-        FirewallError: one has no address.
+        FirewallError: a member or source cannot be resolved.
     """
     single = [[source] for source in sources]
     names = sorted({str(name) for group in members + single for name in group})

@@ -1,4 +1,4 @@
-"""The table on a host, and its files: compared, loaded with a timer, confirmed, removed."""
+"""Compare, load, confirm and remove the table and its files on a host."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .rules import TABLE, FirewallError
 
 SEARCH_PATH = "/usr/sbin:/sbin:/usr/bin:/bin"
 DIRECTORY = "/etc/train-firewall"
-#: The rules in force; how nft lists them once loaded; those that wait to be confirmed.
+#: The confirmed rules, nft's listing of them, and rules that are not confirmed yet.
 RULES = DIRECTORY + "/rules.nft"
 LISTED = DIRECTORY + "/listed.nft"
 PENDING = DIRECTORY + "/pending.nft"
-#: The timer and service of systemd that take unconfirmed rules back.
+#: The systemd timer and service that revert unconfirmed rules.
 GUARD = "train-firewall-guard"
 TAKE_BACK = (
     "if [ -f {rules} ]; then {nft} -f {rules}; else {nft} delete table inet {table}; fi;"
@@ -26,10 +26,10 @@ TAKE_BACK = (
 
 
 def compare(nft: str, rules: str) -> Tuple[List[str], List[Dict[str, str]]]:
-    """Return what differs from the wanted rules, each in short, and Ansible's diff.
+    """Return short descriptions of differences from the wanted rules, and Ansible's diff.
 
     Raises:
-        FirewallError: nft cannot list its tables, or no systemd runs.
+        FirewallError: nft cannot list its tables, or systemd is not running.
     """
     if not os.path.isdir("/run/systemd/system"):
         raise FirewallError(
@@ -53,10 +53,10 @@ def compare(nft: str, rules: str) -> Tuple[List[str], List[Dict[str, str]]]:
 
 
 def apply(nft: str, rules: str, timeout: int, dry: bool) -> str:
-    """Load the rules, with a timer that takes them back; return the token that confirms them.
+    """Load the rules, start a timer that reverts them, and return the token that confirms them.
 
     Raises:
-        FirewallError: they cannot be loaded; then nothing has changed.
+        FirewallError: the rules cannot be loaded. Nothing has changed.
     """
     if nft:
         run(nft, "--check", "--file", "-", stdin=rules)
@@ -77,10 +77,10 @@ def apply(nft: str, rules: str, timeout: int, dry: bool) -> str:
 
 
 def confirm(nft: str, token: str, timeout: int) -> None:
-    """Keep the loaded rules, now and after the next start of the host.
+    """Keep the loaded rules, also across reboots.
 
     Raises:
-        FirewallError: they were taken back.
+        FirewallError: the rules were already reverted.
     """
     stop_guard()
     pending = read(PENDING)
@@ -90,14 +90,14 @@ def confirm(nft: str, token: str, timeout: int) -> None:
             " time; the former ones hold. Another host of the play may have been slow: set a"
             " larger firewall_confirm_timeout" % timeout
         )
-    # Until it is written again, the next run loads the rules once more.
+    # While it is empty, the next run loads the rules again.
     write(LISTED, "")
     os.replace(PENDING, RULES)
     write(LISTED, list_table(nft))
 
 
 def remove_all(nft: str, dry: bool) -> bool:
-    """Remove the table and the files; return whether there was one of them."""
+    """Remove the table and the files; return whether any of them existed."""
     loaded = nft and not run(nft, "list", "table", "inet", TABLE, check=False).returncode
     if not loaded and not os.path.exists(DIRECTORY):
         return False
@@ -110,20 +110,20 @@ def remove_all(nft: str, dry: bool) -> bool:
 
 
 def stop_guard() -> None:
-    """Stop the guard; where it is at work, wait for its end."""
+    """Stop the timer; if it has already fired, wait until its service ends."""
     run("systemctl", "stop", GUARD + ".timer", check=False)
     asked = ("systemctl", "is-active", GUARD + ".service")
     while run(*asked, check=False).stdout.strip() in ("active", "activating", "deactivating"):
         time.sleep(0.1)
-    # A name of a unit that failed cannot be taken again.
+    # The name of a failed unit cannot be used again.
     run("systemctl", "reset-failed", GUARD + ".service", GUARD + ".timer", check=False)
 
 
 def list_table(nft: str) -> str:
-    """Return the table as nft lists it, without its counters; empty where it is not loaded.
+    """Return nft's listing of the table, without counters, or an empty text if it is not loaded.
 
-    Versions of nft list the same rules in different forms: a listing is compared only with one
-    that was taken on the same host.
+    Versions of nft format the same rules differently, so a listing is only compared with one from
+    the same host.
     """
     done = run(nft, "--stateless", "list", "table", "inet", TABLE, check=False)
     if done.returncode and "No such file or directory" not in done.stderr:
@@ -138,7 +138,7 @@ def run(*arguments: str, check: bool = True, stdin: str = "") -> "subprocess.Com
     """Run a command.
 
     Raises:
-        FirewallError: it fails, and ``check`` is true.
+        FirewallError: the command fails and ``check`` is true.
     """
     done = subprocess.run(
         arguments,
@@ -157,7 +157,7 @@ def run(*arguments: str, check: bool = True, stdin: str = "") -> "subprocess.Com
 
 
 def read(path: str) -> str:
-    """Return a file's text; empty where there is none."""
+    """Return the text of a file, or an empty text if it does not exist."""
     try:
         with open(path, encoding="utf-8") as stream:
             return stream.read()
@@ -166,7 +166,7 @@ def read(path: str) -> str:
 
 
 def write(path: str, text: str) -> None:
-    """Write a file in one step."""
+    """Write a file atomically."""
     with open(path + ".new", "w", encoding="utf-8") as stream:
         stream.write(text)
         stream.flush()

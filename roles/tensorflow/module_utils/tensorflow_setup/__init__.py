@@ -1,1 +1,1 @@
-"""What the role's modules share: standard library only, Python 3.8 and newer."""
+"""Code that the role's modules share. Standard library only, Python 3.8 or newer."""

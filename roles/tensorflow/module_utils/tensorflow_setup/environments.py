@@ -1,4 +1,4 @@
-"""The environments under ``venvs/``: names, markers, links, and the lock for changes."""
+"""Names, markers and links of the environments in ``venvs/``, and the lock for changes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import time
 from contextlib import contextmanager
 from typing import Any, Dict, Iterable, Iterator, List, Set
 
-#: Describes a finished environment, in its folder.
+#: File in the folder of a finished environment that describes it.
 MARKER = "tensorflow-venv.json"
-#: Names that the role gives; other folders are left alone.
+#: Names of the role's environments; other folders are ignored.
 NAMES = re.compile(r"(tensorflow-[^/]+-py[0-9]+\.[0-9]+|extra)-[0-9a-f]{12}")
 #: Folder under venvs/ in which uv keeps the unpacked wheels of scripts' packages.
 CACHE = ".cache"
@@ -22,11 +22,11 @@ LOCK_WAIT_S = 3600.0
 
 
 class SetupError(Exception):
-    """What the host cannot do, with the limit and the remedy; the module's ``msg``."""
+    """The installation cannot continue. The text becomes the module's ``msg``."""
 
 
 def read_marker(folder: str) -> Dict[str, Any]:
-    """Return the marker of a finished environment, empty for anything else."""
+    """Return the marker of a finished environment, or an empty one for anything else."""
     try:
         with open(os.path.join(folder, MARKER), encoding="utf-8") as stream:
             marker = json.load(stream)
@@ -36,12 +36,12 @@ def read_marker(folder: str) -> Dict[str, Any]:
 
 
 def usable_marker(folder: str) -> Dict[str, Any]:
-    """Return the same, empty also if the Python that the environment was made from is gone."""
+    """Return the marker of a finished environment whose Python interpreter still exists."""
     return read_marker(folder) if os.access(os.path.join(folder, "bin/python"), os.X_OK) else {}
 
 
 def names(folder: str) -> List[str]:
-    """Return the names of the role's environments in a folder, finished or not."""
+    """Return the names of the role's environments in a folder, including unfinished ones."""
     found = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
     paths = {name: os.path.join(folder, name) for name in found if NAMES.fullmatch(name)}
     return [
@@ -50,7 +50,7 @@ def names(folder: str) -> List[str]:
 
 
 def links(root: str) -> Dict[str, str]:
-    """Return the links in ``root`` to environments: by the link's name, the environment's."""
+    """Return the links to environments in ``root``: link names with environment names."""
     folder = os.path.realpath(os.path.join(root, "venvs"))
     found = {}
     for name in sorted(os.listdir(root)) if os.path.isdir(root) else []:
@@ -62,13 +62,13 @@ def links(root: str) -> Dict[str, str]:
 
 
 def with_bases(folder: str, chosen: Iterable[str]) -> Set[str]:
-    """Return names of environments with those of the environments on which they were put."""
+    """Return the names of environments and of the base environments that they extend."""
     markers = [read_marker(os.path.join(folder, name)) for name in chosen]
     return {*chosen, *(marker["base"] for marker in markers if "base" in marker)}
 
 
 def discard(folder: str) -> None:
-    """Remove an environment; first its marker: what is half removed must not pass for finished."""
+    """Remove an environment, and its marker first, so that remains do not count as finished."""
     marker = os.path.join(folder, MARKER)
     if os.path.lexists(marker):
         os.unlink(marker)
@@ -78,10 +78,13 @@ def discard(folder: str) -> None:
 
 @contextmanager
 def exclusive(folder: str) -> Iterator[int]:
-    """Hold the lock file of a folder; yields its descriptor.
+    """Hold the lock file of a folder and yield its descriptor.
 
-    Children that inherit the descriptor hold the lock too: an uv that outlives a killed module
-    still keeps others away.
+    Child processes that inherit the descriptor hold the lock, too. If the module is killed, uv
+    keeps the lock until it exits.
+
+    Raises:
+        SetupError: another process still holds the lock after LOCK_WAIT_S seconds.
     """
     path = os.path.join(folder, ".lock")
     deadline = time.monotonic() + LOCK_WAIT_S
@@ -94,8 +97,8 @@ def exclusive(folder: str) -> Iterator[int]:
                 if time.monotonic() > deadline:
                     raise SetupError(
                         f"Another installation on this host has held {path} for"
-                        f" {LOCK_WAIT_S / 60:.0f} minutes. See what it does (fuser -v {path}), end"
-                        " it, and run again."
+                        f" {LOCK_WAIT_S / 60:.0f} minutes. Find its process with"
+                        f" `sudo lslocks --notruncate | grep {path}`, end it, and run again."
                     ) from None
             time.sleep(0.2)
         yield stream.fileno()

@@ -1,4 +1,4 @@
-"""Where uv looks for packages on a host: as its user has set it for uv, or for pip."""
+"""The host's settings for uv or pip that select the package index."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import ssl
 from contextlib import suppress
 from typing import Dict, Iterator, List, Tuple
 
-#: Variables of uv that say where packages come from, and how they are fetched. The others, such as
-#: where they go, are decided here (https://docs.astral.sh/uv/reference/environment).
+#: Variables of uv that select the source of packages and how they are fetched. All others, such as
+#: the target, are set by the role (https://docs.astral.sh/uv/reference/environment).
 _SOURCES = re.compile(
     r"UV_(?:CONFIG_FILE|.*INDEX.*|FIND_LINKS|INSECURE_HOST|SYSTEM_CERTS|NATIVE_TLS|HTTP_.*|REQUEST_TIMEOUT"
     r"|KEYRING_PROVIDER|CREDENTIALS_DIR|CONCURRENT_.*|OFFLINE)"
 )
-#: Options of pip, and the variables of uv and others that mean the same. Further indexes are left
-#: out: uv does not choose among several as pip does
+#: Options of pip and the equivalent variables of uv and others. Additional indexes are ignored,
+#: because uv does not choose among several as pip does
 #: (https://pip.pypa.io/en/stable/topics/configuration).
 _OPTIONS = {
     "index-url": "UV_DEFAULT_INDEX",
@@ -33,11 +33,11 @@ _SECTIONS = ("global", "install")
 
 
 def of_host(index_url: str) -> Dict[str, str]:
-    """Return the environment in which uv takes packages from an index.
+    """Return environment variables that make uv use a package index.
 
     Args:
-        index_url: address of the index. Empty: as it is set on the host, at first for uv, then for
-            pip.
+        index_url: address of the index. If empty, the host's settings for uv apply, or else those
+            for pip.
     """
     environment = {**_of_pip(), **without_uv()}
     environment.update(
@@ -54,12 +54,12 @@ def of_host(index_url: str) -> Dict[str, str]:
 
 
 def without_uv() -> Dict[str, str]:
-    """Return this process's environment without settings of uv."""
+    """Return this process's environment without variables of uv."""
     return {name: text for name, text in os.environ.items() if not name.startswith("UV_")}
 
 
 def _of_pip() -> Dict[str, str]:
-    """Return what pip's files and variables set, as variables of uv."""
+    """Translate the settings in pip's files and variables into variables of uv."""
     return {
         _OPTIONS[option]: " ".join(text.split())
         for option, text in _pip_options()
@@ -68,7 +68,7 @@ def _of_pip() -> Dict[str, str]:
 
 
 def _pip_options() -> Iterator[Tuple[str, str]]:
-    """Yield pip's settings; of the same option, the later one holds."""
+    """Yield pip's options and values; later ones override earlier ones."""
     for path in _pip_files():
         parser = configparser.RawConfigParser()
         with suppress(OSError, UnicodeDecodeError, configparser.Error):
@@ -81,7 +81,7 @@ def _pip_options() -> Iterator[Tuple[str, str]]:
 
 
 def _pip_files() -> List[str]:
-    """Return the places of pip's settings on Linux, from the weakest to the strongest."""
+    """Return the paths of pip's configuration files on Linux, lowest priority first."""
     chosen = os.environ.get("PIP_CONFIG_FILE", "")
     if chosen == os.devnull:
         return []

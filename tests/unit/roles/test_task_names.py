@@ -1,0 +1,41 @@
+"""The names of tasks begin with their file, as in ``Preflight | Check the host``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.lab import REPOSITORY
+
+FILES = [path for path in sorted(REPOSITORY.glob("roles/*/tasks/*.yml")) if path.name != "main.yml"]
+
+
+def tasks(items: Any) -> Iterator[dict[str, Any]]:
+    """Yield the tasks of a list, and those in their blocks."""
+    for task in items:
+        yield task
+        for part in ("block", "rescue", "always"):
+            yield from tasks(task.get(part, []))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parts[-3]}/{path.stem}")
+def test_the_name_begins_with_the_file(path: Path) -> None:
+    first_word = path.stem.partition("_")[0]
+    prefixes = (f"{path.stem.replace('_', ' ')} | ", f"{first_word} | ")
+    names = [task["name"] for task in tasks(yaml.safe_load(path.read_text()))]
+    assert [name for name in names if not name.lower().startswith(prefixes)] == []
+
+
+def test_registers_and_facts_are_internal_or_documented() -> None:
+    """A role's results without ``__`` are in its README."""
+    for path in sorted(REPOSITORY.glob("roles/*/tasks/*.yml")):
+        role = path.parts[-3]
+        readme = (REPOSITORY / "roles" / role / "README.md").read_text()
+        for task in tasks(yaml.safe_load(path.read_text())):
+            names = [task.get("register"), *task.get("ansible.builtin.set_fact", {})]
+            for name in filter(None, names):
+                assert name.startswith(f"__{role}_") or f"`{name}" in readme, f"{path}: {name}"
