@@ -24,13 +24,14 @@ from . import keyed, resume
 from .checkpoints import digest, warn
 from .cluster import Cluster, Launch, TrainingError
 from .gang import PEER_ERRORS
+from .optimizer import make_optimizer
 from .parameter_servers import ParameterServers
 from .settings import Settings
 from .signals import Signals
 from .state import State
 from .step import Outcome, TrainStep
 from .synchronous import Synchronous
-from .task import Task, make_optimizer, open_task
+from .task import Task, open_task
 
 #: Free bytes required to start a new file of TensorBoard events after a write error.
 _EVENTS_ROOM = 2**20

@@ -22,7 +22,8 @@ from tests.support.training_ranks import (
 from tests.support.training_script import call, inside, modules, np, scalars, tf
 
 checkpoints, models, order = modules("training.checkpoints", "training.models", "training.order")
-settings, step, task = modules("training.settings", "training.step", "training.task")
+objective, settings = modules("training.objective", "training.settings")
+step, task = modules("training.step", "training.task")
 pytestmark = pytest.mark.tensorflow
 
 #: An epoch of the digits has 11 steps of 120 examples.
@@ -328,7 +329,7 @@ def make_step(optimizer: Any, **options: Any) -> tuple[Any, Any]:
     model = models.resnet(8, (8, 8, 3), 10, 1, sync_batch_norm=False, dropout=0.0)
     optimizer.build(model.trainable_variables)
     given = settings.Settings(batch_size=8, **options)
-    learnt = task.Task(given, None, task.make_objective(given, 10, {}), (), None)
+    learnt = task.Task(given, None, objective.make_objective(given, 10, {}), (), None)
     return model, step.TrainStep(learnt, model, optimizer, shares=1)
 
 
