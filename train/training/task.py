@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from . import data, models, user_module
 from .cluster import ConfigError
-from .data import files, published, synthetic
+from .data import images, published, synthetic, tf_examples, tfds
 from .data.arrays import ArraySplit, from_arrays, open_npz, scaled
 from .objective import Objective, make_objective
 from .settings import Settings
@@ -121,15 +121,15 @@ def open_data(settings: Settings) -> data.Data:
     if name == "cifar10":
         return published.open_cifar10(folder, download=download)
     if name not in data.NAMES:
-        name = name.removeprefix(files.TFDS)
-        return files.open_tfds(name, folder, download=download, image_size=settings.image_size)
+        name = name.removeprefix(tfds.TFDS)
+        return tfds.open_tfds(name, folder, download=download, image_size=settings.image_size)
     if not folder.exists():
         raise data.DataError(f"{name}: there is no {folder.absolute()}, which --data-dir names")
     if name == "npz":
         return open_npz(folder)
     if name == "images":
-        return files.open_images(folder, settings.image_size)
-    return files.open_tfrecords(folder, settings.image_size)
+        return images.open_images(folder, settings.image_size)
+    return tf_examples.open_tfrecords(folder, settings.image_size)
 
 
 def open_task(settings: Settings) -> Task:
