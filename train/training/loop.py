@@ -29,7 +29,8 @@ from .parameter_servers import ParameterServers
 from .settings import Settings
 from .signals import Signals
 from .state import State
-from .step import Outcome, TrainStep
+from .step import TrainStep
+from .step_runner import Outcome
 from .synchronous import Synchronous
 from .task import Task, open_task
 

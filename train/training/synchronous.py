@@ -11,10 +11,12 @@ from . import order
 from .cluster import Cluster, ConfigError, TrainingError
 from .data.arrays import ArraySplit
 from .evaluation import Evaluate, make_evaluation
+from .exchange import make_exchange
 from .gang import Gang, tasks_named
 from .settings import Settings, check_batch_size, choose_strategy
 from .state import State
-from .step import Exchange, StepRunner, TrainStep
+from .step import TrainStep
+from .step_runner import StepRunner
 
 #: Seconds without a heartbeat after which TensorFlow considers a rank dead (its default).
 HEARTBEAT_S = 10
@@ -62,7 +64,7 @@ class Synchronous:
         # training for the same cores and gain nothing.
         if not isinstance(split, ArraySplit) or "GPU" in self.strategy.extended.worker_devices[0]:
             source = order.feed(self.strategy, source, step, ahead=2)
-        exchange = Exchange(self.strategy, len(self._cluster.ranks), precision)
+        exchange = make_exchange(self.strategy, len(self._cluster.ranks), precision)
         return StepRunner(self.strategy, train_step, source, exchange, self._cluster.is_chief)
 
 
