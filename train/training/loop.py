@@ -33,6 +33,7 @@ from .step import TrainStep
 from .step_runner import Outcome
 from .synchronous import Synchronous
 from .task import Task, open_task
+from .tensorflow_internals import write_event
 
 #: Free bytes required to start a new file of TensorBoard events after a write error.
 _EVENTS_ROOM = 2**20
@@ -382,7 +383,7 @@ class Summaries:
         try:
             self._writer = tf.summary.create_file_writer(str(folder))
             with self._writer.as_default(step=step):
-                tf.raw_ops.ImportEvent(writer=self._writer._resource, event=content)
+                write_event(self._writer, content)
         except tf.errors.ResourceExhaustedError as error:
             self._give_up(error)
         except tf.errors.OpError as error:
