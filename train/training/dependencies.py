@@ -25,7 +25,8 @@ def after(values: Any) -> Iterator[None]:
 def held(values: Any, until: Any) -> Any:
     """Return ``values``, which no operation can use before all tensors in ``until`` are ready.
 
-    Both are tensors or nests of them. The bits of the values do not change.
+    Both are tensors or nests of them. The bits of the values do not change. Nothing waits for a
+    tensor of ``until`` that the graph's optimizer removes because it is used for nothing else.
     """
     with after(until):
         return tf.nest.map_structure(tf.identity, values)

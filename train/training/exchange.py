@@ -73,7 +73,7 @@ class SumsRoundedOnce:
 
     def _in_packs(self, gradients: Sequence[Any]) -> list[Any]:
         sums: list[Any] = []
-        for number, pack in enumerate(packs(gradients, self._dtype.size)):
+        for number, pack in enumerate(packs(gradients, self._dtype.size, PACK_BYTES)):
             flat = tf.concat([tf.reshape(value, [-1]) for value in pack], axis=0)
             total = self._sum(flat, _KEYS + 2 * number)
             parts = tf.split(total, [value.shape.num_elements() for value in pack])
@@ -124,15 +124,15 @@ def all_reduce(values: Sequence[Any]) -> list[Any]:
     return list(context.all_reduce(tf.distribute.ReduceOp.SUM, list(values), options))
 
 
-def packs(values: Sequence[Any], item_bytes: int) -> list[list[Any]]:
-    """Divide values, in order, into packs of more than PACK_BYTES each; the last values come first.
+def packs(values: Sequence[Any], item_bytes: int, pack_bytes: int) -> list[list[Any]]:
+    """Divide values, in order, into packs of more than ``pack_bytes``; the last values come first.
 
     The last pack may be smaller. ``item_bytes`` is the size in bytes of a number when it is sent.
     """
     divided: list[list[Any]] = [[]]
     size = 0
     for value in reversed(values):
-        if size > PACK_BYTES:
+        if size > pack_bytes:
             divided.append([])
             size = 0
         divided[-1].insert(0, value)

@@ -19,7 +19,7 @@ def test_the_start_is_bounded_without_a_note() -> None:
     import contextlib
     import io
 
-    from tensorflow.python.eager import context  # type: ignore[import-not-found]
+    from tensorflow.python.eager import context
 
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
