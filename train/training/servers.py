@@ -186,7 +186,6 @@ def serve(cluster: Cluster, progress: ProgressWriter, start_timeout: float) -> N
             silent = f"was unresponsive for {CHIEF_LIMIT_S:g} s"
             raise TrainingError(f"{chief.name} ({chief.address}) {silent}")
     time.sleep(0.5)  # let the chief receive the response
-    progress.write("done", force=True)
     note(f"{cluster.task}: done, {chief.name} asked for the end", sys.stdout)
 
 
