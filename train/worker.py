@@ -37,8 +37,9 @@ import traceback
 from typing import Any
 
 # Nothing here imports TensorFlow, because options must be checked within a tenth of a second.
-from host.records import ENV_GRPC, GRPC_OPTIONS, ProgressWriter
+from host.records import ENV_GRPC, GRPC_OPTIONS, ProgressWriter, note
 from training.cluster import ConfigError, TrainingError, read_launch
+from training.results import Results
 from training.settings import Settings, check, parse
 
 #: Objects of a training, kept until the process ends: TensorFlow takes seconds to free them, and
@@ -46,17 +47,19 @@ from training.settings import Settings, check, parse
 _KEPT: list[Any] = []
 
 
-def run(settings: Settings) -> None:
-    """Train with ``settings`` and TF_CONFIG. Call it once per process, in the main thread.
+def run(settings: Settings, progress: ProgressWriter | None = None) -> Results:
+    """Train with ``settings`` and TF_CONFIG, and return the results.
 
-    In an evaluator, it ends the process.
+    Call it once per process, in the main thread. The training writes its records to ``progress``,
+    by default the launcher's file, and its files where ``settings`` name them. A signal ends an
+    evaluator's process.
 
     Raises:
         ConfigError: the settings are invalid for this gang, or data are missing.
         TrainingError: another rank was lost or differs, or the loss is not a number any more.
         training.loop.EndedError: a rank got SIGTERM; the message reports what was saved.
     """
-    progress = ProgressWriter()
+    progress = progress or ProgressWriter()
     progress.write("loading", force=True)
     cluster, launch = check(settings, os.environ), read_launch(os.environ)
     os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
@@ -64,12 +67,12 @@ def run(settings: Settings) -> None:
     if cluster.is_evaluator:
         from training.evaluator import evaluate_checkpoints
 
-        evaluate_checkpoints(settings, progress)
+        return evaluate_checkpoints(cluster.task, settings, progress)
     if cluster.is_server:
         from training.servers import serve
 
         serve(cluster, progress, settings.start_timeout)
-        return
+        return Results(cluster.task)
 
     from training.gang import named_peer_errors
     from training.loop import Loop
@@ -77,7 +80,15 @@ def run(settings: Settings) -> None:
     with named_peer_errors(cluster):
         loop = Loop(settings, cluster, launch, progress)
         _KEPT.append(loop)
-        loop.run()
+        return loop.run()
+
+
+def write_out(results: Results, progress: ProgressWriter) -> None:
+    """Write the last progress record, and the hash of the weights for the reader."""
+    progress.write("done", force=True, **results.fields)
+    if results.weights_sha256:
+        line = f"{results.task}: done, SHA-256 of the weights {results.weights_sha256}"
+        note(line, sys.stdout)
 
 
 def main() -> None:
@@ -88,7 +99,8 @@ def main() -> None:
         if only_check:
             check(settings, os.environ)
         else:
-            run(settings)
+            progress = ProgressWriter()
+            write_out(run(settings, progress), progress)
     except ConfigError as error:
         code, line = 2, f"worker.py: error: {error}"
     except TrainingError as error:

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from . import order
-from .step import replica_sums
+from .replica_sums import ReplicaSums
 from .task import Task
 
 Evaluate = Callable[[], dict[str, float]]
@@ -32,8 +32,7 @@ def make_evaluation(strategy: Any, model: Any, task: Task, at_once: int) -> Eval
         features, labels = split.fetch(tf.minimum(places, split.size - 1))
         return features, labels, tf.cast(places < split.size, tf.float64)
 
-    with strategy.scope():
-        sums = replica_sums(len(names))
+    sums = ReplicaSums(strategy, len(names))
 
     def step(features: Any, labels: Any, counted: Any) -> None:
         outputs = model(task.prepare(features), training=False)
@@ -41,15 +40,13 @@ def make_evaluation(strategy: Any, model: Any, task: Task, at_once: int) -> Eval
             tf.reduce_sum(tf.cast(measure(labels, outputs), tf.float64) * counted)
             for measure in (objective.test_loss, *objective.metrics.values())
         ]
-        sums.assign_add(tf.stack(values))
+        sums.add(tf.stack(values))
 
     def total() -> Any:
         context = tf.distribute.get_replica_context()
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, sums.read_value())
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, sums.take())
 
     def test(iterator: Any) -> Any:
-        strategy.run(lambda: sums.assign(tf.zeros_like(sums.read_value())))
-
         def one(number: Any) -> tuple[Any]:
             strategy.run(step, args=next(iterator))
             return (number + 1,)

@@ -14,10 +14,11 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from host.records import ProgressWriter, note
 
+from .results import Results
 from .settings import Settings
 
 #: Number of examples to test at once.
@@ -26,17 +27,18 @@ AT_ONCE = 250
 POLL_S = 0.5
 
 
-def evaluate_checkpoints(settings: Settings, progress: ProgressWriter) -> NoReturn:
-    """Test each new checkpoint; exit with 0 after the last one of a run, or on a signal.
+def evaluate_checkpoints(task_name: str, settings: Settings, progress: ProgressWriter) -> Results:
+    """Test each new checkpoint; return the results of the last one of a run.
 
     Every test is a progress record of phase ``evaluating``. A first one without ``step`` is written
-    when a checkpoint is found. The last one, of phase ``done``, repeats the newest.
+    when a checkpoint is found. On a signal, the process ends with 0, after a record of phase
+    ``done`` that repeats the newest test, if any.
     """
-    newest: dict[str, Any] = {}
+    newest = Results(task_name)
 
     def end(*_: object) -> NoReturn:
         try:
-            progress.write("done", force=True, **newest)
+            progress.write("done", force=True, **newest.fields)
         finally:
             os._exit(0)
 
@@ -81,10 +83,11 @@ def evaluate_checkpoints(settings: Settings, progress: ProgressWriter) -> NoRetu
                 continue
             for variable, array in zip(model.variables, weights_of(checkpoint.arrays), strict=True):
                 assign(variable, array)
-            newest = {"step": checkpoint.step, "metrics": test()}
-            progress.write("evaluating", force=True, **newest)
-            line = metrics_line(newest["metrics"])
+            metrics = test()
+            newest = Results(task_name, step=checkpoint.step, metrics=metrics)
+            progress.write("evaluating", force=True, **newest.fields)
+            line = metrics_line(metrics)
             note(f"checkpoint of step {checkpoint.step}: {line}", sys.stdout)
             if checkpoint.final and path == paths[0]:  # newer ones are from a resumed run
-                end()
+                return newest
         time.sleep(POLL_S)

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,17 @@ from . import keyed, resume
 from .checkpoints import digest, warn
 from .cluster import Cluster, Launch, TrainingError
 from .gang import PEER_ERRORS
+from .optimizer import make_optimizer
 from .parameter_servers import ParameterServers
+from .results import Results
 from .settings import Settings
 from .signals import Signals
 from .state import State
-from .step import Outcome, TrainStep
+from .step import TrainStep
+from .step_runner import Outcome
 from .synchronous import Synchronous
-from .task import Task, make_optimizer, open_task
+from .task import Task, open_task
+from .tensorflow_internals import write_event
 
 #: Free bytes required to start a new file of TensorBoard events after a write error.
 _EVENTS_ROOM = 2**20
@@ -137,8 +141,8 @@ class Loop:
         note(f"{self.cluster.task}: resumed at step {position.step}{other}", sys.stdout)
         return position
 
-    def run(self) -> None:
-        """Train to the end; for the errors see worker.run."""
+    def run(self) -> Results:
+        """Train to the end and return the results; for the errors see worker.run."""
         self.signals.saves = True
         try:
             while not self._over():
@@ -150,7 +154,7 @@ class Loop:
                 self._save(outcome)
                 if outcome.asked and not self._over():
                     self._leave()
-            self._finish()
+            return self._finish()
         except PEER_ERRORS as error:
             if not self.signals.asked:
                 raise
@@ -251,16 +255,23 @@ class Loop:
         why = "asked to end" if self.signals.asked else "ends with another rank, asked to end"
         raise EndedError(f"{self.cluster.task}: {why}; the checkpoint of step {step} is written")
 
-    def _finish(self) -> None:
+    def _finish(self) -> Results:
         """Agree on one result, write its files, and wait for all ranks a last time."""
         position = self.position
         values, metrics = self.state.model_values(), position.metrics
         if self.settings.patience and position.best_step is not None:
             values, metrics = self.state.best_values(), position.best_metrics
             self.reporter.print_line(f"the weights of step {position.best_step} are left, the best")
-        results: dict[str, Any] = {**self.plan, "step": position.step, "epoch": self._epoch()}
-        results |= {"loss": position.loss, "metrics": metrics}
-        self.progress.write("saving", **results)
+        results = Results(
+            task=self.cluster.task,
+            step=position.step,
+            steps=self.plan["steps"],
+            epoch=self._epoch(),
+            epochs=self.plan["epochs"],
+            loss=position.loss,
+            metrics=metrics,
+        )
+        self.progress.write("saving", **results.fields)
         weights = digest(values)
         self.gang.compare(weights, "at the end")
         self.summaries.close()
@@ -270,11 +281,9 @@ class Loop:
         finally:
             self._finish_writing()
         self.gang.final_barrier()
-        results["weights_sha256"] = weights.hex()
-        self.progress.write("done", force=True, **results)
         if self.settings.data == "synthetic":
             self.reporter.print_line("trained on synthetic data: its metrics are not of real data")
-        note(f"{self.cluster.task}: done, SHA-256 of the weights {weights.hex()}", sys.stdout)
+        return replace(results, weights_sha256=weights.hex())
 
     def _finish_writing(self) -> None:
         """Wait until the checkpoints are written; errors of copies are only warnings."""
@@ -380,7 +389,7 @@ class Summaries:
         try:
             self._writer = tf.summary.create_file_writer(str(folder))
             with self._writer.as_default(step=step):
-                tf.raw_ops.ImportEvent(writer=self._writer._resource, event=content)
+                write_event(self._writer, content)
         except tf.errors.ResourceExhaustedError as error:
             self._give_up(error)
         except tf.errors.OpError as error:

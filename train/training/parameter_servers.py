@@ -20,7 +20,8 @@ from .gang import Gang
 from .servers import Watch, await_servers, inter_op_threads
 from .settings import Settings
 from .state import State
-from .step import CALL_S, Outcome, TrainStep, steps_within
+from .step import TrainStep
+from .step_runner import CALL_S, Outcome, steps_within
 
 _CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
 #: Number of calls queued for a worker within an execution; more hide the latency to the chief.
@@ -71,7 +72,7 @@ class ParameterServers:
 
 
 class WorkerStepRunner:
-    """Makes steps on the workers, like step.StepRunner on replicas."""
+    """Makes steps on the workers, like step_runner.StepRunner on replicas."""
 
     def __init__(self, coordinator: Any, train_step: TrainStep, workers: int) -> None:
         self._limit, self._workers = train_step.task.settings.steps_per_execution, workers
@@ -110,12 +111,12 @@ class WorkerStepRunner:
         return Outcome(count, named, asked=int(asked), due=due)
 
     def _steps(self, train_step: TrainStep) -> Callable[[Any, Any], Any]:
-        strategy, gradients_of = self._coordinator.strategy, train_step.make_gradients()
+        strategy = self._coordinator.strategy
         settings, split = train_step.task.settings, train_step.task.data.train
         size = settings.batch_size
 
         def one(*batch: Any) -> Any:
-            gradients, sums = gradients_of(*batch)
+            gradients, sums = train_step.gradients(*batch)
             train_step.apply(gradients)
             return sums
 

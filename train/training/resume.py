@@ -28,6 +28,7 @@ from . import checkpoints
 from .checkpoints import Checkpoint, DamagedError, Run, Writer, warn
 from .cluster import Cluster, ConfigError, Launch
 from .gang import Gang
+from .resumption import Decision, Resumption, choose_resumption
 from .settings import Settings
 from .state import State, weights_of
 
@@ -35,12 +36,21 @@ from .state import State, weights_of
 class _Offer(TypedDict):
     """A rank's report to the others about its newest checkpoint, if any."""
 
-    refused: bool  # the checkpoint may not be used
-    usable: bool
+    decision: str  # USE, REFUSE or START_OVER: a value of Decision
     anew_at: int
     step: int
     copies: bool  # whether the rank keeps a copy
     token: str
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """The newest checkpoint of a rank that is not passed over, and the decision on it."""
+
+    decision: Decision = Decision.START_OVER
+    checkpoint: Checkpoint | None = None
+    #: Why it is refused.
+    refusal: str = ""
 
 
 @dataclass
@@ -62,9 +72,7 @@ class Search:
         self._folder = self.settings.checkpoint_dir
         self._paths: list[Path] = []
         self._locked_out = ""
-        self._never = self.settings.resume == "never"
-        self._first = self.launch.attempt == 1
-        self._anew = self._never and self._first
+        self._resumption = choose_resumption(self.settings.resume, self.launch.attempt)
         self._writes = self.cluster.is_chief or self.launch.copies
 
     def begin(self) -> tuple[dict[str, Any] | None, str, Writer | None]:
@@ -88,9 +96,9 @@ class Search:
             self._paths = checkpoints.found(self._folder)
         except OSError as error:
             warn(f"checkpoints in {self._folder} cannot be read: {error.strerror}")
-        own, rows, source, taken = self._choose(whole=False)
+        candidate, rows, source, taken = self._choose(whole=False)
         while "damaged" in taken:  # any file may be damaged by now
-            own, rows, source, taken = self._choose(whole=True)
+            candidate, rows, source, taken = self._choose(whole=True)
         if "error" in taken:
             self.gang.part()
             raise ConfigError(f"{self.cluster.ranks[source]} cannot begin: {taken['error']}")
@@ -102,18 +110,16 @@ class Search:
         if self._writes and not shared:
             kept, run = self.settings.checkpoints_kept, Run(**taken["run"])
             writer = Writer(self._folder, kept, self.identity, run, self.state.layer_names)
+            own = candidate.checkpoint
             if position and not (own and (own.run, own.step) == (run, position["step"])):
                 # Save it on this host, too, so that losing one host does not lose it.
                 writer.save(position["step"], self.state.snapshot(), position, taken["final"])
         return position, self.cluster.ranks[source], writer
 
-    def _newest(self, whole: bool) -> tuple[Checkpoint | None, str]:
-        """Return the newest usable checkpoint of this rank, and why it may not be used.
-
-        It is read in full if ``whole``.
-        """
+    def _newest(self, whole: bool) -> _Candidate:
+        """Return this rank's newest checkpoint that is not passed over, all of it if ``whole``."""
         if self._locked_out:
-            return None, self._locked_out
+            return _Candidate(Decision.REFUSE, None, self._locked_out)
         for path in list(self._paths):
             try:
                 found = checkpoints.read(path, whole)
@@ -122,68 +128,53 @@ class Search:
             except DamagedError as error:
                 self._pass_over(path, str(error))
                 continue
-            if self._anew:
-                return found, ""
-            if self._never and not (found.run.anew_at and found.run.job == self.launch.job):
-                continue  # from before the job's first attempt, which did not resume
-            refusal = found.mismatch(self.identity)
-            if refusal and not self._first and not self._writes:
-                # It is from another job, because options are those of the first attempt. If this
-                # rank also writes, it is refused, because it would be removed in time.
-                self._pass_over(path, refusal)
-                continue
-            return found, refusal
-        return None, ""
+            is_from_job = bool(found.run.anew_at) and found.run.job == self.launch.job
+            mismatch = found.mismatch(self.identity)
+            decision = self._resumption.decide(
+                is_from_job=is_from_job, fits=not mismatch, is_writer=self._writes
+            )
+            if decision is Decision.PASS_OVER:
+                self._pass_over(path, mismatch)
+            elif decision is not Decision.SKIP:
+                return _Candidate(decision, found, mismatch)
+        return _Candidate()
 
     def _pass_over(self, path: Path, reason: str) -> None:
         self._paths.remove(path)
         warn(f"{path} is passed over: {reason}")
 
-    def _choose(self, whole: bool) -> tuple[Checkpoint | None, list[_Offer], int, dict[str, Any]]:
-        """Return this rank's checkpoint, all offers, the index of the best, and its rank's message.
+    def _choose(self, whole: bool) -> tuple[_Candidate, list[_Offer], int, dict[str, Any]]:
+        """Return this rank's candidate, all offers, the index of the best, and its rank's message.
 
         The message is ``run``, ``position`` and ``final``, or ``error``, or ``damaged``.
         """
-        found, refusal = self._newest(whole)
+        candidate = self._newest(whole)
+        checkpoint, is_usable = candidate.checkpoint, candidate.decision is Decision.USE
         row: _Offer = {
-            "refused": bool(refusal),
+            "decision": candidate.decision.value,
             # For checkpoints that a first attempt is to replace, only the time matters.
-            "usable": found is not None and not self._anew,
-            "anew_at": found.run.anew_at if found else 0,
-            "step": found.step if found else 0,
+            "anew_at": checkpoint.run.anew_at if checkpoint else 0,
+            "step": checkpoint.step if checkpoint and is_usable else 0,
             "copies": self.launch.copies and not self.cluster.is_chief,
             "token": secrets.token_hex(4),
         }
         rows = list(map(json.loads, self.gang.texts(json.dumps(row))))
-        source = self._source(rows)
+        source = choose_source(rows, self._resumption)
         taken: dict[str, Any] = {}
         if source == self.cluster.place:
             try:
                 latest = max(row["anew_at"] for row in rows)
-                taken = self._take(found, refusal) or self._start(latest)
+                taken = self._take(candidate) or self._start(latest)
             except ConfigError as error:
                 taken = {"error": str(error)}
-        return found, rows, source, json.loads(self.gang.from_rank(json.dumps(taken), source))
+        return candidate, rows, source, json.loads(self.gang.from_rank(json.dumps(taken), source))
 
-    def _source(self, rows: Sequence[_Offer]) -> int:
-        """Return the index of the first rank that refuses, else of the first that is furthest."""
-        refused = [row["refused"] for row in rows]
-        if any(refused):
-            return refused.index(True)
-
-        def far(place: int) -> tuple[bool, int, int]:
-            # Within a job, all attempts are one run, even if one could not see the checkpoints of
-            # another and again did not resume.
-            row = rows[place]
-            return row["usable"], 0 if self._never else row["anew_at"], row["step"] * row["usable"]
-
-        return max(range(len(rows)), key=far)
-
-    def _take(self, found: Checkpoint | None, refusal: str) -> dict[str, Any]:
+    def _take(self, candidate: _Candidate) -> dict[str, Any]:
         """Restore the checkpoint that this rank offered; return what it sends to the others."""
-        if refusal:
-            raise ConfigError(refusal)
-        if found is None or self._anew:
+        if candidate.decision is Decision.REFUSE:
+            raise ConfigError(candidate.refusal)
+        found = candidate.checkpoint
+        if found is None or candidate.decision is Decision.START_OVER:
             return {}
         try:
             self.state.restore(checkpoints.read(found.path).arrays)
@@ -194,7 +185,7 @@ class Search:
 
     def _start(self, anew_at: int) -> dict[str, Any]:
         """Return what the chief sends if no rank has a checkpoint; ``anew_at`` is the latest."""
-        if self.settings.resume == "required" and self._first:
+        if self._resumption is Resumption.REQUIRED:
             others = ", nor one of another rank" if len(self.cluster.ranks) > 1 else ""
             missing = f"no checkpoint that is whole in {self._folder.absolute()}{others}"
             raise ConfigError(f"--resume required, and there is {missing}")
@@ -203,7 +194,7 @@ class Search:
             self.state.begin_with(values)
             note(f"{self.cluster.task}: {line}", sys.stdout)
         # Later than any other, regardless of the hosts' clocks.
-        begun = max(int(time.time()), anew_at + 1) if self._never else 0
+        begun = max(int(time.time()), anew_at + 1) if self._resumption.is_new_run else 0
         return {"run": {"job": self.launch.job, "anew_at": begun}, "position": None}
 
     def _is_shared(self, token: str, copies: bool) -> bool:
@@ -228,6 +219,21 @@ class Search:
         elif shared:
             note(f"{self.cluster.task}: no copy, the checkpoint folder is the chief's", sys.stdout)
         return shared
+
+
+def choose_source(rows: Sequence[_Offer], resumption: Resumption) -> int:
+    """Return the index of the first rank that refuses, else of the first that is furthest."""
+
+    def far(place: int) -> tuple[bool, bool, int, int]:
+        row = rows[place]
+        if row["decision"] == Decision.REFUSE.value:
+            return True, False, 0, 0
+        # Within a job, all attempts are one run, even if one could not see the checkpoints of
+        # another and again did not resume.
+        began = 0 if resumption.is_new_run else row["anew_at"]
+        return False, row["decision"] == Decision.USE.value, began, row["step"]
+
+    return max(range(len(rows)), key=far)
 
 
 def _initial_values(path: str, state: State) -> tuple[dict[int, Any], str]:

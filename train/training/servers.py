@@ -35,6 +35,7 @@ from host.records import ENV_GRPC, ProgressWriter, note
 
 from .cluster import Cluster, TrainingError
 from .signals import Signals
+from .tensorflow_internals import lost_workers
 
 #: Seconds without a response after which a worker is excluded, and a parameter server is lost.
 LIMIT_S = 10.0
@@ -185,7 +186,6 @@ def serve(cluster: Cluster, progress: ProgressWriter, start_timeout: float) -> N
             silent = f"was unresponsive for {CHIEF_LIMIT_S:g} s"
             raise TrainingError(f"{chief.name} ({chief.address}) {silent}")
     time.sleep(0.5)  # let the chief receive the response
-    progress.write("done", force=True)
     note(f"{cluster.task}: done, {chief.name} asked for the end", sys.stdout)
 
 
@@ -320,23 +320,13 @@ class Watch:
         while not self._over.wait(_PERIOD_S):
             faulthandler.dump_traceback_later(STUCK_LIMIT_S, exit=True)
             workers = {n: found for n, found in self._found.items() if n.startswith("worker-")}
-            lost = self._lost_workers()
+            # If TensorFlow does not tell, only unresponsive workers count as lost.
+            lost = {f"worker-{index}" for index in lost_workers(self._coordinator)}
             if any(found is Liveness.LIVE and n not in lost for n, found in workers.items()):
                 since = time.monotonic()
             elif time.monotonic() - since > WORKERS_LIMIT_S:
                 states = ", ".join(f"{name} {found.value}" for name, found in workers.items())
                 self._fail(f"no worker takes part for {WORKERS_LIMIT_S:g} s: {states}")
-
-    def _lost_workers(self) -> set[str]:
-        """Return the workers that ClusterCoordinator has lost and not taken back."""
-        # It takes workers back only when all of them respond, and there is no public way to ask. If
-        # a TensorFlow hides the attribute elsewhere, only unresponsive workers count as lost.
-        cluster = getattr(self._coordinator, "_cluster", None)
-        return {
-            f"worker-{worker.worker_index}"
-            for worker in getattr(cluster, "workers", [])
-            if getattr(worker, "_is_dead_with_error", None)
-        }
 
     def _fail(self, line: str) -> None:
         """End the process with exit code 1, unless its program has finished."""

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from .checkpoints import Arrays
 from .cluster import ConfigError
+from .tensorflow_internals import loss_scale_variables, moving_averages
 
 
 class State:
@@ -26,8 +27,7 @@ class State:
         self._strategy = strategy
         self.model_variables = list(model.variables)
         place = {id(variable): n for n, variable in enumerate(self.model_variables)}
-        inner = getattr(optimizer, "inner_optimizer", optimizer)
-        averages = inner._model_variables_moving_average if inner.use_ema else []
+        averages = moving_averages(optimizer)
         # The moving averages, by the number of the model's variable.
         self._averages = {
             place[id(variable)]: average
@@ -35,8 +35,7 @@ class State:
         }
         averaged = {id(average) for average in averages}
         own = [variable for variable in optimizer.variables if id(variable) not in averaged]
-        if getattr(optimizer, "dynamic", False):  # it scales the loss
-            own += [optimizer.dynamic_counter, optimizer._loss_scale.current_loss_scale]
+        own += loss_scale_variables(optimizer)
         kept = self.model_variables if keeps_best else []
         with strategy.scope():
             self._best = [tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False) for v in kept]

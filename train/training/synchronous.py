@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
-from host.records import note
 
 from . import order
 from .cluster import Cluster, ConfigError, TrainingError
 from .data.arrays import ArraySplit
 from .evaluation import Evaluate, make_evaluation
+from .exchange import make_exchange
 from .gang import Gang, tasks_named
 from .settings import Settings, check_batch_size, choose_strategy
 from .state import State
-from .step import Exchange, StepRunner, TrainStep
+from .step import TrainStep
+from .step_runner import StepRunner
+from .tensorflow_internals import bound_start
 
 #: Seconds without a heartbeat after which TensorFlow considers a rank dead (its default).
 HEARTBEAT_S = 10
@@ -62,7 +64,7 @@ class Synchronous:
         # training for the same cores and gain nothing.
         if not isinstance(split, ArraySplit) or "GPU" in self.strategy.extended.worker_devices[0]:
             source = order.feed(self.strategy, source, step, ahead=2)
-        exchange = Exchange(self.strategy, len(self._cluster.ranks), precision)
+        exchange = make_exchange(self.strategy, len(self._cluster.ranks), precision)
         return StepRunner(self.strategy, train_step, source, exchange, self._cluster.is_chief)
 
 
@@ -118,7 +120,9 @@ def make_strategy(settings: Settings, cluster: Cluster) -> Any:
             across = tf.distribute.HierarchicalCopyAllReduce()
         names = [f"/{device}" for device in devices]
         return tf.distribute.MirroredStrategy(names, cross_device_ops=across)
-    _bound_start(cluster, settings.start_timeout)
+    leader = cluster.chief.rpartition("-")[0]
+    timeout = settings.start_timeout
+    bound_start(leader, cluster.jobs, start_timeout=timeout, heartbeat_s=HEARTBEAT_S)
     # On CPUs there is no alternative.
     chosen = settings.communication if on_gpus else "ring"
     kind = tf.distribute.experimental.CommunicationImplementation[chosen.upper()]
@@ -127,31 +131,6 @@ def make_strategy(settings: Settings, cluster: Cluster) -> Any:
         return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
     except tf.errors.OpError as error:
         raise TrainingError(_start_failure(cluster, str(error))) from error
-
-
-def _bound_start(cluster: Cluster, seconds: float) -> None:
-    """Make TensorFlow give up on a missing rank after ``seconds`` instead of an hour."""
-    # There is no public way: the strategy's constructor waits and holds the GIL. A TensorFlow
-    # without this private one keeps its own limit.
-    try:
-        from tensorflow.python.distribute import collective_all_reduce_strategy as collective
-        from tensorflow.python.eager import context as eager
-
-        job_type = collective.coordination_config_pb2.CoordinatedJob
-        context = eager.context()
-        context.configure_coordination_service(
-            "standalone",
-            service_leader=f"/job:{cluster.chief.rpartition('-')[0]}/replica:0/task:0",
-            heartbeat_timeout_in_ms=HEARTBEAT_S * 1000,
-            cluster_register_timeout_in_ms=int(seconds * 1000),
-            coordinated_jobs=[
-                job_type(name=n, num_tasks=count) for n, count in cluster.jobs.items()
-            ],
-        )
-        # Otherwise the leader would ignore the limit.
-        context._coordination_service_config.cluster_register_with_barrier = True
-    except (ImportError, AttributeError, TypeError) as error:
-        note(f"the start has TensorFlow's own time limit: {error}")
 
 
 def _start_failure(cluster: Cluster, message: str) -> str:

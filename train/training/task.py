@@ -1,9 +1,9 @@
-"""What is learned, and how: the data, network, objective and optimizer that the options select."""
+"""What is learned: the data, network and objective that the options select."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,9 @@ import tensorflow as tf
 
 from . import data, models, user_module
 from .cluster import ConfigError
-from .data import files, published, synthetic
+from .data import images, published, synthetic, tf_examples, tfds
 from .data.arrays import ArraySplit, from_arrays, open_npz, scaled
+from .objective import Objective, make_objective
 from .settings import Settings
 from .user_module import PerExample
 
@@ -21,15 +22,6 @@ FITTING = {"digits": "digits-cnn", "mnist": "mnist-cnn", "fashion-mnist": "mnist
 
 #: Means and standard deviations of red, green and blue over ImageNet's training set.
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-
-@dataclass(frozen=True)
-class Objective:
-    """The training and test losses of an example, and its metrics by name."""
-
-    loss: PerExample
-    test_loss: PerExample
-    metrics: Mapping[str, PerExample]
 
 
 @dataclass(frozen=True)
@@ -129,15 +121,15 @@ def open_data(settings: Settings) -> data.Data:
     if name == "cifar10":
         return published.open_cifar10(folder, download=download)
     if name not in data.NAMES:
-        name = name.removeprefix(files.TFDS)
-        return files.open_tfds(name, folder, download=download, image_size=settings.image_size)
+        name = name.removeprefix(tfds.TFDS)
+        return tfds.open_tfds(name, folder, download=download, image_size=settings.image_size)
     if not folder.exists():
         raise data.DataError(f"{name}: there is no {folder.absolute()}, which --data-dir names")
     if name == "npz":
         return open_npz(folder)
     if name == "images":
-        return files.open_images(folder, settings.image_size)
-    return files.open_tfrecords(folder, settings.image_size)
+        return images.open_images(folder, settings.image_size)
+    return tf_examples.open_tfrecords(folder, settings.image_size)
 
 
 def open_task(settings: Settings) -> Task:
@@ -196,120 +188,3 @@ def _preparation(normalize: str, found: data.Data) -> Callable[[Any], Any]:
         return centred if deviation is None else centred / tf.constant(deviation, tf.float32)
 
     return prepare
-
-
-# ---------------------------------------------------------------------------------- objective
-
-
-def make_objective(
-    settings: Settings, classes: int | None, functions: Mapping[str, PerExample]
-) -> Objective:
-    """Return cross-entropy and accuracy for ``classes``; squared and absolute error for None.
-
-    Labels are int64 [n] and outputs logits [n, classes], or both are numbers. ``functions`` are the
-    user's: another ``loss``, and further metrics by name.
-    """
-    # The user's functions may need AutoGraph.
-    own = {name: tf.function(function) for name, function in functions.items()}
-    loss = own.pop("loss", None)
-    if classes is None:
-        error = loss or _squared_error
-        return Objective(error, error, {"mean_absolute_error": _absolute_error, **own})
-    plain = loss or _cross_entropy
-    smoothing, weights, top_k = settings.label_smoothing, settings.class_weights, settings.top_k
-
-    def training(labels: Any, logits: Any) -> Any:
-        losses = plain(labels, logits)
-        if smoothing:
-            spread = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
-            losses = (1 - smoothing) * losses + smoothing * spread
-        if weights:
-            factors = tf.gather(tf.constant(weights, tf.float32), labels)
-            losses = tf.cast(losses, tf.float32) * factors
-        return losses
-
-    def among(labels: Any, logits: Any) -> Any:
-        return tf.cast(tf.math.in_top_k(labels, tf.cast(logits, tf.float32), top_k), tf.float32)
-
-    named: dict[str, PerExample] = {"accuracy": _right}
-    if top_k:
-        named[f"top{top_k}_accuracy"] = among
-    return Objective(training, plain, {**named, **own})
-
-
-def _cross_entropy(labels: Any, logits: Any) -> Any:
-    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
-
-
-def _right(labels: Any, logits: Any) -> Any:
-    return tf.cast(tf.equal(tf.argmax(logits, axis=-1), labels), tf.float32)
-
-
-def _error(labels: Any, outputs: Any) -> Any:
-    return tf.reshape(outputs, [tf.shape(outputs)[0], -1]) - tf.reshape(
-        tf.cast(labels, outputs.dtype), [tf.shape(labels)[0], -1]
-    )
-
-
-def _squared_error(labels: Any, outputs: Any) -> Any:
-    return tf.reduce_mean(tf.square(_error(labels, outputs)), axis=1)
-
-
-def _absolute_error(labels: Any, outputs: Any) -> Any:
-    return tf.reduce_mean(tf.abs(_error(labels, outputs)), axis=1)
-
-
-# ---------------------------------------------------------------------------------- optimizer
-
-
-class Schedule(tf.keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
-    """A linear warm-up, then a constant rate, drops at milestones, or half a cosine to 0."""
-
-    def __init__(self, settings: Settings, total_steps: int) -> None:
-        super().__init__()
-        self._settings, self._total_steps = settings, total_steps
-
-    def __call__(self, step: Any) -> Any:
-        """Return the rate of ``step``, which counts from 0: a float32 scalar."""
-        step, settings = tf.cast(step, tf.float32), self._settings
-        warmup = settings.warmup_steps
-        factor = tf.constant(1.0)
-        if settings.schedule == "cosine":
-            length = max(1, self._total_steps - warmup)
-            part = tf.clip_by_value((step - warmup) / length, 0.0, 1.0)
-            factor = 0.5 * (1.0 + tf.cos(math.pi * part))
-        for milestone in settings.milestones:
-            factor = tf.where(step >= milestone, factor * settings.decay, factor)
-        if warmup:
-            factor = tf.where(step < warmup, (step + 1.0) / warmup, factor)
-        return settings.scaled_rate * factor
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments, which Keras needs to copy an optimizer."""
-        return {"settings": self._settings, "total_steps": self._total_steps}
-
-
-def make_optimizer(task: Task, model: Any) -> tuple[Any, Schedule]:
-    """Return the optimizer of the options or the user's file, built for a model, and its rate."""
-    settings = task.settings
-    rate = Schedule(settings, settings.epochs * task.steps_per_epoch)
-    path = user_module.which("build_optimizer", settings.model, settings.data)
-    if path:
-        wanted = tf.keras.optimizers.Optimizer, "tf.keras.optimizers.Optimizer"
-        optimizer = user_module.make(path, "build_optimizer", *wanted, learning_rate=rate)
-    elif settings.optimizer == "adam":
-        optimizer = tf.keras.optimizers.Adam(rate)
-    elif settings.optimizer == "adamw":
-        optimizer = tf.keras.optimizers.AdamW(rate, weight_decay=settings.weight_decay)
-        kernels = {id(variable) for variable in models.decayed(model)}
-        others = [v for v in model.trainable_variables if id(v) not in kernels]
-        optimizer.exclude_from_weight_decay(others)
-    else:
-        optimizer = tf.keras.optimizers.SGD(rate, momentum=settings.momentum)
-    if settings.ema:
-        optimizer.use_ema, optimizer.ema_momentum = True, settings.ema
-    if settings.precision == "float16" and not hasattr(optimizer, "inner_optimizer"):
-        # Many gradients are too small for float16.
-        optimizer = tf.keras.mixed_precision.LossScaleOptimizer(optimizer)
-    optimizer.build(model.trainable_variables)
-    return optimizer, rate

@@ -22,7 +22,9 @@ from tests.support.training_ranks import (
 from tests.support.training_script import call, inside, modules, np, scalars, tf
 
 checkpoints, models, order = modules("training.checkpoints", "training.models", "training.order")
-settings, step, task = modules("training.settings", "training.step", "training.task")
+objective, settings = modules("training.objective", "training.settings")
+step, step_runner = modules("training.step", "training.step_runner")
+[task] = modules("training.task")
 pytestmark = pytest.mark.tensorflow
 
 #: An epoch of the digits has 11 steps of 120 examples.
@@ -250,7 +252,7 @@ def test_parts_of_a_batch_change_batch_norm_as_replicas_do(
     assert of_parts == pytest.approx(of_replicas, rel=0.02, abs=1e-3)
 
 
-PACKED = patched("from training import step\nstep.PACK_BYTES = 2000")
+PACKED = patched("from training import exchange\nexchange.PACK_BYTES = 2000")
 SHORT = ("--epochs=3", "--export=none", "--learning-rate=0.05", "--checkpoint-every=20")
 #: What travels between workers, and how many there are.
 EXCHANGES = {"float32": 2, "bfloat16": 2, "float16": 3}
@@ -328,7 +330,7 @@ def make_step(optimizer: Any, **options: Any) -> tuple[Any, Any]:
     model = models.resnet(8, (8, 8, 3), 10, 1, sync_batch_norm=False, dropout=0.0)
     optimizer.build(model.trainable_variables)
     given = settings.Settings(batch_size=8, **options)
-    learnt = task.Task(given, None, task.make_objective(given, 10, {}), (), None)
+    learnt = task.Task(given, None, objective.make_objective(given, 10, {}), (), None)
     return model, step.TrainStep(learnt, model, optimizer, shares=1)
 
 
@@ -360,7 +362,7 @@ def test_the_learning_rate_follows_the_step_where_float16_overflows() -> None:
 def test_a_call_has_as_many_steps_as_fit_into_its_time() -> None:
     # One step where nothing is known.
     taken = (0.0, 0.01, 0.25, 0.9, 1.1, 7.0)
-    assert [step.steps_within(2.0, each, 10) for each in taken] == [1, 10, 8, 2, 1, 1]
+    assert [step_runner.steps_within(2.0, each, 10) for each in taken] == [1, 10, 8, 2, 1, 1]
 
 
 @inside
@@ -369,7 +371,7 @@ def test_only_what_follows_the_data_is_averaged() -> None:
     model, train_step = make_step(tf.keras.optimizers.SGD(0.5))
     model.layers[1].trainable = False
     assert [v.name for v in model.layers[1].variables] == ["conv/kernel:0"]
-    moving = sorted(variable.name.rpartition("/")[2] for variable in train_step.moving)
+    moving = sorted(variable.name.rpartition("/")[2] for variable in train_step.batch_norm_stats)
     assert moving == ["moving_mean:0"] * 7 + ["moving_variance:0"] * 7
 
 

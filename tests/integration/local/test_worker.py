@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import time
@@ -90,6 +91,31 @@ def test_only_the_chief_leaves_files_and_one_rank_learns_the_same(
     accuracy, difference = call(tf_python, compare_networks, *files)
     assert accuracy == pytest.approx(expected["metrics"]["test_accuracy"])
     assert difference <= 1e-4
+
+
+RUN = """
+import dataclasses, json, os, worker
+from training.settings import Settings
+
+results = worker.run(Settings(epochs=2, export="none"))
+print("RESULTS", json.dumps(dataclasses.asdict(results)), flush=True)
+os._exit(0)
+"""
+
+
+def test_run_returns_what_the_program_writes_out(start: Start, tmp_path: Path) -> None:
+    called = start(tmp_path / "called", script=RUN)
+    program = start(tmp_path / "program", "--epochs=2", "--export=none")
+    assert [called.end(), program.end()] == [0, 0], called.said()
+    results = json.loads(called.said().partition("RESULTS")[2])
+    assert results.pop("task") == "worker-0"
+    last = program.records()[-1]
+    assert {name: last[name] for name in results} == results
+    assert last.keys() == {*results, "phase", "t"}
+    # The caller decides what to write at the end.
+    assert [record["phase"] for record in called.records()][-1] == "saving"
+    assert "SHA-256" not in called.said()
+    assert f"worker-0: done, SHA-256 of the weights {program.weights()}\n" in program.said()
 
 
 EVALUATOR = {"TF_CONFIG": tf_config("evaluator", 0, worker=["localhost:1", "localhost:2"])}

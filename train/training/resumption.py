@@ -1,0 +1,70 @@
+"""The decision whether a run resumes from a checkpoint, from --resume and the job's attempt."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Decision(enum.Enum):
+    """What a rank does with a checkpoint."""
+
+    #: Offer it to the gang.
+    USE = "use"
+    #: End all ranks with an error, because it was made with other options or data.
+    REFUSE = "refuse"
+    #: Begin at step 0 and replace it. Likewise if there is no checkpoint.
+    START_OVER = "start over"
+    #: Try the next older one, with a warning.
+    PASS_OVER = "pass over"
+    #: Try the next older one.
+    SKIP = "skip"
+
+
+class Resumption(enum.Enum):
+    """Which checkpoints an attempt of a job may resume from.
+
+    A job's later attempts have the options of its first one.
+    """
+
+    #: The newest one.
+    NEWEST = "newest"
+    #: The newest one, and without any the run cannot begin.
+    REQUIRED = "required"
+    #: The newest one that fits, in a later attempt.
+    CONTINUED = "continued"
+    #: None: the first attempt starts a new run.
+    NONE = "none"
+    #: Those of the new run that an earlier attempt of the job started.
+    SAME_JOB = "same job"
+
+    @property
+    def is_new_run(self) -> bool:
+        """Whether the job started a new run (--resume never)."""
+        return self in (Resumption.NONE, Resumption.SAME_JOB)
+
+    def decide(self, *, is_from_job: bool, fits: bool, is_writer: bool) -> Decision:
+        """Return what to do with a checkpoint.
+
+        ``is_from_job`` is whether it is from a new run that this job started, ``fits`` whether it
+        was made with the same options and data, ``is_writer`` whether this rank writes checkpoints.
+        """
+        if self is Resumption.NONE:
+            return Decision.START_OVER
+        if self is Resumption.SAME_JOB and not is_from_job:
+            return Decision.SKIP
+        if fits:
+            return Decision.USE
+        if self in (Resumption.NEWEST, Resumption.REQUIRED):
+            return Decision.REFUSE
+        # It is from another job, because options are those of the first attempt. If this rank also
+        # writes, it is refused, because it would be removed in time.
+        return Decision.REFUSE if is_writer else Decision.PASS_OVER
+
+
+def choose_resumption(resume: str, attempt: int) -> Resumption:
+    """Return what an attempt, from 1, resumes from; ``resume`` is auto, required or never."""
+    if resume == "never":
+        return Resumption.NONE if attempt == 1 else Resumption.SAME_JOB
+    if attempt > 1:
+        return Resumption.CONTINUED
+    return Resumption.REQUIRED if resume == "required" else Resumption.NEWEST
