@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import ansible.module_utils
 import pytest
+from ansible.plugins.loader import init_plugin_loader
 
 from tests.support.gpus import machine as machine
 from tests.support.hook import hook as hook
@@ -27,8 +27,8 @@ from tests.support.lease_ranks import supervisor as supervisor
 from tests.support.testbed import Rank, Testbed, docker_available
 from tests.support.training_ranks import start as start
 
-# The modules of the roles import their parts from there.
-ansible.module_utils.__path__.extend(map(str, REPOSITORY.glob("roles/*/module_utils")))
+# Makes the plugins of this collection importable.
+init_plugin_loader([str(REPOSITORY / "playbooks/collections")])
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """Makes the package ``train`` of this collection importable, wherever the collection is.
 
 Ansible imports plugins without the collection's folder on sys.path. Plugins import this module
-before ``train``; no other code changes sys.path for that.
+before ``train``. Only the callback setup_output cannot.
 """
 
 from __future__ import annotations

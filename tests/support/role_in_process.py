@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from ansible.module_utils.testing import patch_module_args
 from ansible.parsing.dataloader import DataLoader
-from ansible.plugins.loader import filter_loader
 from ansible.template import Templar, trust_as_template
 
 from tests.support.lab import REPOSITORY
 
 BUILTIN = "ansible.builtin."
+OWN = "tensorflow_ansible.cluster."
 #: Keys of a task other than its module.
 KEYWORDS = {
     *("name", "when", "vars", "register", "loop", "loop_control", "block", "module_defaults"),
@@ -45,7 +45,6 @@ class RoleInProcess:
     ) -> None:
         self.role, self.folder = role, REPOSITORY / "roles" / role
         self.check_mode, self.capsys = check_mode, capsys
-        filter_loader.add_directory(str(self.folder / "filter_plugins"))
         self.variables: dict[str, Any] = {
             **self._load(self.folder / "defaults/main.yml"),
             **self._load(self.folder / "vars/main.yml"),
@@ -94,7 +93,8 @@ class RoleInProcess:
             if isinstance(given, dict):
                 given = {**templar.template(defaults.get(module, {})), **given}
                 given = {k: v for k, v in given.items() if v != "__omitted__"}
-            result = self._call(module.removeprefix(BUILTIN), given, task, templar)
+            name = module.removeprefix(BUILTIN).removeprefix(OWN)
+            result = self._call(name, given, task, templar)
             if result.get("changed"):
                 self.changed.append(task["name"])
             if result.get("diff"):
@@ -132,8 +132,9 @@ class RoleInProcess:
             with tarfile.open(given["src"]) as archive:
                 archive.extractall(given["dest"], filter="data")
         else:
-            own = self.folder / "library" / f"{module}.py"
-            name = f"roles.{self.role}.library" if own.exists() else "ansible.modules"
+            own = REPOSITORY / "plugins/modules" / f"{module}.py"
+            ours = f"ansible_collections.{OWN}plugins.modules"
+            name = ours if own.exists() else "ansible.modules"
             result = self._module(importlib.import_module(f"{name}.{module}"), given)
         return result
 

@@ -17,7 +17,6 @@ from tests.support.testbed import Testbed, running_testbed
 
 CONFIG = f"""
 [defaults]
-roles_path = {REPOSITORY / "roles"}
 collections_path = {REPOSITORY / "playbooks/collections"}
 internal_poll_interval = 0.02
 [connection]
@@ -65,7 +64,7 @@ class Play:
 
 
 def role_task(role: str, entry: str = "main", **variables: Any) -> dict[str, Any]:
-    included = {"name": role, "tasks_from": entry}
+    included = {"name": f"tensorflow_ansible.cluster.{role}", "tasks_from": entry}
     return {"ansible.builtin.include_role": included, "vars": variables}
 
 

@@ -58,11 +58,12 @@ def specs_of(role: Path) -> Any:
 
 #: The commands for jobs on hosts.
 ON_JOBS = {"run", "attach", "status", "list", "logs", "tensorboard", "stop", "clean"}
-#: Names that look like variables of a role and are modules, or what a role registers.
-MODULES = {
+#: Names that look like variables of a role and are modules or this collection, or what a role
+#: registers.
+MODULES = {"tensorflow_ansible"} | {
     path.stem
-    for folder in ("library", "filter_plugins")
-    for path in REPOSITORY.glob(f"roles/*/{folder}/*.py")
+    for folder in ("modules", "filter")
+    for path in REPOSITORY.glob(f"plugins/{folder}/*.py")
 }
 REGISTERED = {
     name

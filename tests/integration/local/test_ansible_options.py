@@ -13,6 +13,8 @@ from tests.support.jobs import PLAIN, write_script
 from tests.support.lab import REPOSITORY, Lab, Labs, environment, free_port, playbook_command, run
 from tests.support.set_up_role import run_plays
 
+#: The full name of the role.
+TRAIN_JOB = "tensorflow_ansible.cluster.train_job"
 #: Values of wrong types, which are refused all at once.
 SPECIFIED = {
     "train_job_port": "many",
@@ -73,8 +75,8 @@ def test_tags_of_the_set_up_are_its_roles(local_lab: Labs) -> None:
     lab = local_lab()
     done = lab.playbook("setup.yml", "--tags", "training_data", "-v", setup_roles=["training_data"])
     assert done.returncode == 0, done.stdout
-    assert "TASK [training_data : Check the entries]" in done.stdout
-    assert "TASK [tensorflow" not in done.stdout
+    assert "TASK [tensorflow_ansible.cluster.training_data : Preflight | Check the names]" in done.stdout
+    assert "TASK [tensorflow_ansible.cluster.tensorflow" not in done.stdout
     done = lab.playbook("setup.yml", "--tags", "tensorflow,data")
     assert done.returncode == 2
     shown = " ".join(done.stdout.split())
@@ -82,7 +84,7 @@ def test_tags_of_the_set_up_are_its_roles(local_lab: Labs) -> None:
     assert "tensorflow, training_data, ssh_keys, firewall" in shown
 
 
-def play_of(lab: Lab, folder: Path, role: Any = "train_job", **keywords: Any) -> list[str]:
+def play_of(lab: Lab, folder: Path, role: Any = TRAIN_JOB, **keywords: Any) -> list[str]:
     """Return the words that run a play of a user's own on the lab's inventory."""
     path = folder / "own play.yml"
     play = {
@@ -119,7 +121,7 @@ def test_parameters_of_the_role_hold_everywhere(local_lab: Labs, tmp_path: Path)
     lab = local_lab()
     notes = tmp_path / "notes"
     role = {
-        "role": "train_job",
+        "role": TRAIN_JOB,
         "train_job_notify_command": f"echo $TRAIN_EVENT >> {notes}",
         "train_job_environment": {"TOKEN": "quite-secret-value"},
         "train_job_args": ["--steps", 2],
@@ -131,14 +133,10 @@ def test_parameters_of_the_role_hold_everywhere(local_lab: Labs, tmp_path: Path)
     assert shown["stats"]["worker0"]["failures"] == 0
     assert notes.read_text().split() == ["start", "end"]
 
-    misspelt = play_of(lab, tmp_path, role={"role": "train_job", "train_job_argz": []})
+    misspelt = play_of(lab, tmp_path, role={"role": TRAIN_JOB, "train_job_argz": []})
     done = run(*misspelt)
     assert done.returncode == 2
     assert "train_job_argz" in done.stdout
-
-
-#: The full name of the role.
-TRAIN_JOB = "tensorflow_ansible.cluster.train_job"
 
 
 def test_the_role_runs_a_job_without_a_setting_of_this_repository(tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ def test_no_setting_changes_a_job(local_lab: Labs, settings: dict[str, str]) -> 
     assert result["state"] == "completed", result
     assert [rank["phase"] for rank in result["ranks"]] == ["completed", "completed"]
     log = (lab.runs_dir / "usual/ansible.log").read_text()
-    assert "TASK [train_job : Watch | Follow all ranks]" in log
+    assert "TASK [tensorflow_ansible.cluster.train_job : Watch | Follow all ranks]" in log
     # A message of a task is shown, too.
     refused = train(lab, settings, "--job", "wrong", train_job_keras=4)
     assert refused["state"] == "refused"

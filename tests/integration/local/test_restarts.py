@@ -189,7 +189,7 @@ def test_files_of_a_playbook_are_not_taken_for_those_of_the_role(
         (folder / "tasks" / path.name).write_text(
             "- ansible.builtin.fail:\n    msg: not the role\n"
         )
-    role = {"import_role": {"name": "train_job"}}
+    role = {"import_role": {"name": "tensorflow_ansible.cluster.train_job"}}
     play = {"hosts": "worker", "gather_facts": False, "strategy": "linear", "tasks": [role]}
     (folder / "site.yml").write_text(json.dumps([play]))
     arguments = ["--steps", "20", "--abort", "worker-1", "--attempts", "1"]

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.lab import REPOSITORY, environment, run
 
-PLUGIN = Path("playbooks/callback_plugins/setup_output.py")
+PLUGIN = Path("plugins/callback/setup_output.py")
 LONG = "https://example.org/" + 70 * "x"
 #: Each kind of task and of end, for three hosts. `who` is the host's name.
 TASKS: list[dict[str, Any]] = [
@@ -54,12 +54,19 @@ FINALLY = {"name": "Say what comes next", "debug": {"msg": ["Next:", "  train ru
 
 def setup(folder: Path, *options: str, name: str = "setup.yml") -> subprocess.CompletedProcess[str]:
     """Run the tasks as a playbook of a repository in a folder, with less patience."""
+    command, env = setup_command(folder, name)
+    return run(*command, *options, cwd=folder, env=env)
+
+
+def setup_command(folder: Path, name: str = "setup.yml") -> tuple[list[str], dict[str, str]]:
+    """Write the repository, and return the command that runs its playbook with the environment."""
     source = (REPOSITORY / PLUGIN).read_text("utf-8")
     short = source.replace("QUIET_S, LOOK_S = 15.0, 1.0", "QUIET_S, LOOK_S = 0.5, 0.1")
     assert short != source
     plugin = folder / PLUGIN
     plugin.parent.mkdir(parents=True)
     plugin.write_text(short, "utf-8")
+    (folder / "playbooks").mkdir()
     (folder / "ansible.cfg").write_text((REPOSITORY / "ansible.cfg").read_text("utf-8"))
     interpreter = {"ansible_python_interpreter": "{{ ansible_playbook_python }}"}
     variables = {"who": "{{ inventory_hostname }}", **interpreter}
@@ -78,7 +85,20 @@ def setup(folder: Path, *options: str, name: str = "setup.yml") -> subprocess.Co
         "ANSIBLE_NOCOLOR": "1",
     }
     command = ["ansible-playbook", "-i", "node-1,node-9,node-10,", "-c", "local"]
-    return run(*command, f"playbooks/{name}", *options, cwd=folder, env=env)
+    return [*command, f"playbooks/{name}"], env
+
+
+def test_a_reader_of_a_pipe_sees_at_once_what_is_still_running(tmp_path: Path) -> None:
+    command, env = setup_command(tmp_path)
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True
+    ) as done:
+        assert done.stdout is not None
+        first = next(line for line in done.stdout if "Take long (" in line)
+        # The step lasts two seconds, and a line appears every half second.
+        assert "(1 s)" in first or "(0 s)" in first
+        assert done.poll() is None
+        done.stdout.read()
 
 
 def test_a_step_is_a_line_and_failures_are_complete(tmp_path: Path) -> None:

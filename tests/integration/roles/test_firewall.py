@@ -55,12 +55,8 @@ def connect(bed: Testbed, source: Host, target: Host) -> str:
     return done.stderr.strip().rpartition("\n")[2]
 
 
-#: Makes the module known.
-LIBRARY = {"ansible.builtin.import_role": {"name": "firewall"}, "when": False}
-
-
 def module(**options: Any) -> dict[str, Any]:
-    return {"firewall": options, "become": True}
+    return {"tensorflow_ansible.cluster.firewall": options, "become": True}
 
 
 def test_the_rules_are_shown_before_and_hold_after_a_restart(bed: Testbed) -> None:
@@ -101,7 +97,7 @@ def test_damage_is_seen_and_repaired(bed: Testbed, damages: tuple[str, str]) -> 
 def test_rules_that_are_not_confirmed_are_taken_back(bed: Testbed) -> None:
     before = tables(bed)
     # A run that ends too early.
-    run_tasks(bed, [LIBRARY, module(members=[["192.0.2.1"]], ports=[777], confirm_timeout=20)])
+    run_tasks(bed, [module(members=[["192.0.2.1"]], ports=[777], confirm_timeout=20)])
     loaded = time.monotonic()
     assert all("777" in listed for listed in tables(bed))
     # The next run on one host keeps its own rules; on the other, the timer takes the rules back.
@@ -112,7 +108,7 @@ def test_rules_that_are_not_confirmed_are_taken_back(bed: Testbed) -> None:
     wrong: dict[str, Any] = {"firewall_protected_ports": ["22"], "firewall_confirm_timeout": 5}
     lock_out = role_task("firewall", **given(bed), **wrong)
     late = module(state="confirmed", token="0")
-    done = run_tasks(bed, [LIBRARY, {"block": [lock_out], "rescue": [REFUSED]}, late])
+    done = run_tasks(bed, [{"block": [lock_out], "rescue": [REFUSED]}, late])
     assert tables(bed) == before
     first, _, second = done.shown.partition(REFUSED["name"])
     assert first.count("The new rules were taken back after 5 s") >= 2, done.shown

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible.module_utils.firewall_setup import rules
+from ansible_collections.tensorflow_ansible.cluster.plugins.module_utils.firewall_setup import rules
 
 from tests.support import packets
 from tests.support.bare_ranks import wait_until

@@ -17,12 +17,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ansible.module_utils.tensorflow_setup import environments as setup
+from ansible_collections.tensorflow_ansible.cluster.plugins.filter import tensorflow_locks as locks
+from ansible_collections.tensorflow_ansible.cluster.plugins.module_utils.tensorflow_setup import (
+    environments as setup,
+)
+from ansible_collections.tensorflow_ansible.cluster.plugins.modules import (
+    tensorflow_cleanup as cleanup,
+)
+from ansible_collections.tensorflow_ansible.cluster.plugins.modules import (
+    tensorflow_environment,
+    tensorflow_host,
+)
 from uv import find_uv_bin
 
-from roles.tensorflow.filter_plugins import tensorflow_locks as locks
-from roles.tensorflow.library import tensorflow_cleanup as cleanup
-from roles.tensorflow.library import tensorflow_environment, tensorflow_host
 from tests.support.data_folders import serving, sha256
 from tests.support.lab import REPOSITORY, run
 from tests.support.role_in_process import RoleInProcess, TaskFailedError

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-
-from roles.clock_sync.filter_plugins import clock_sync
+from ansible_collections.tensorflow_ansible.cluster.plugins.filter import clock_sync
 
 START = 1_790_000_000.0
 

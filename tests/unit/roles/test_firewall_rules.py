@@ -6,11 +6,15 @@ import socket
 from typing import Any
 
 import pytest
-from ansible.module_utils.firewall_setup import others, rules
+from ansible_collections.tensorflow_ansible.cluster.plugins.module_utils.firewall_setup import (
+    others,
+    rules,
+)
 
 
 def test_ports() -> None:
-    parsed = rules.parse_ports(["1-3", "4", "2-7", "9 - 10", 12345])
+    given: list[Any] = ["1-3", "4", "2-7", "9 - 10", 12345]
+    parsed = rules.parse_ports(given)
     assert parsed == [(1, 7), (9, 10), (12345, 12345)]
     for text in (
         "0",
@@ -73,4 +77,5 @@ def test_what_another_chain_lets_in(rule: str, opens: bool) -> None:
     pattern = others.LEGACY_RULE if rule.startswith("-A") else others.NFT_RULE
     openings = others.parse_rules(pattern, [rule])
     network = rules.parse_network("10.0.0.5")
+    assert network is not None
     assert others.allows(openings, network, [(20005, 20005)]) == opens

@@ -13,8 +13,8 @@ from ansible.errors import AnsibleError
 from ansible.module_utils.testing import patch_module_args
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
+from ansible_collections.tensorflow_ansible.cluster.plugins.modules import nvidia_driver_info
 
-from roles.nvidia_driver.library import nvidia_driver_info
 from tests.support.lab import REPOSITORY
 
 ROLE = REPOSITORY / "roles/nvidia_driver"

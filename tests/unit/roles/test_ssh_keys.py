@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 from ansible.errors import AnsibleFilterError
-
-from roles.ssh_keys.filter_plugins import ssh_keys as filters
+from ansible_collections.tensorflow_ansible.cluster.plugins.filter import ssh_keys as filters
 
 NAME = "train-cluster"
 Hosts = dict[str, dict[str, Any]]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
-from ansible.module_utils.tensorflow_setup import index_settings
+from ansible_collections.tensorflow_ansible.cluster.plugins.module_utils.tensorflow_setup import (
+    index_settings,
+)
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home directory without settings, and no settings elsewhere."""
     monkeypatch.setattr(index_settings, "SYSTEM_FILES", ())
-    for name in list(index_settings.os.environ):
+    for name in list(os.environ):
         if name.startswith(("UV_", "PIP_", "SSL_", "XDG_", "ALL_")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))

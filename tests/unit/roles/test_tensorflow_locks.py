@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from ansible.errors import AnsibleFilterError
+from ansible_collections.tensorflow_ansible.cluster.plugins.filter import tensorflow_locks as locks
 
-from roles.tensorflow.filter_plugins import tensorflow_locks as locks
 from tests.support.lab import REPOSITORY
 
 LOCKS = REPOSITORY / "roles/tensorflow/files"

@@ -15,10 +15,12 @@ from typing import Any
 
 import pytest
 from ansible.errors import AnsibleFilterError
-from ansible.module_utils.data_unpacking import DataError
+from ansible_collections.tensorflow_ansible.cluster.plugins.filter import training_data as filters
+from ansible_collections.tensorflow_ansible.cluster.plugins.module_utils.data_unpacking import (
+    DataError,
+)
+from ansible_collections.tensorflow_ansible.cluster.plugins.modules import training_data as module
 
-from roles.training_data.filter_plugins import training_data as filters
-from roles.training_data.library import training_data as module
 from tests.support.data_folders import content, make_source, sha256
 
 

@@ -54,14 +54,14 @@ author:
 
 EXAMPLES = r"""
 - name: Remove the environments that were in use before the last one
-  tensorflow_cleanup:
+  tensorflow_ansible.cluster.tensorflow_cleanup:
     root: ~/train
     link: venv
     needed: [tensorflow-2.21.0-cpu-py3.11-0123456789ab]
     previous: tensorflow-2.20.0-cpu-py3.11-ba9876543210
 
 - name: Remove all environments
-  tensorflow_cleanup:
+  tensorflow_ansible.cluster.tensorflow_cleanup:
     root: ~/train
     everything: true
 """
@@ -88,8 +88,15 @@ from contextlib import nullcontext
 from typing import Any, Dict, List, Optional, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.tensorflow_setup import environments
-from ansible.module_utils.tensorflow_setup.environments import MARKER, SetupError, with_bases
+
+from ..module_utils.tensorflow_setup import (
+    environments,
+)
+from ..module_utils.tensorflow_setup.environments import (
+    MARKER,
+    SetupError,
+    with_bases,
+)
 
 #: The folder with uv, and uv's cache for the next installation.
 TOOLS = (".bin", environments.CACHE)

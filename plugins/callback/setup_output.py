@@ -18,7 +18,8 @@ from ansible.plugins.callback.default import CallbackModule as Default
 from ansible.utils.fqcn import add_internal_fqcns
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-# Ansible imports plugins without the project on sys.path.
+# As in plugins/plugin_utils/project.py, which Ansible cannot find yet: a callback is loaded before
+# the collections next to the playbook are known.
 sys.path.insert(0, str(REPOSITORY))
 
 from train.gang.login_failures import names_of
@@ -301,6 +302,7 @@ class CallbackModule(Default):  # type: ignore[misc]
     def _print(self, text: str, color: str | None = None, indent: str = "") -> None:
         for line in wrapped(text, indent):
             self._display.display(line, color=color)
+        sys.stdout.flush()  # for the reader of a pipe, while a step runs
         self._printed_at = time.monotonic()
 
     def _flush(self) -> None:

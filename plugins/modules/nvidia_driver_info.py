@@ -28,7 +28,7 @@ author:
 
 EXAMPLES = r"""
 - name: Check the GPUs and their driver
-  nvidia_driver_info:
+  tensorflow_ansible.cluster.nvidia_driver_info:
   register: nvidia_driver_facts
 """
 

@@ -42,7 +42,7 @@ author:
 
 EXAMPLES = r"""
 - name: Describe the host
-  tensorflow_host:
+  tensorflow_ansible.cluster.tensorflow_host:
     root: ~/train
     link: venv
   register: found
@@ -128,7 +128,10 @@ from contextlib import suppress
 from typing import Any, Dict, Optional
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.tensorflow_setup import environments
+
+from ..module_utils.tensorflow_setup import (
+    environments,
+)
 
 #: Resolves symbolic links, because an environment that uv makes through one may not find the
 #: standard library. Without the module venv, most of that is missing, as in python3-minimal.

@@ -98,7 +98,7 @@ author:
 
 EXAMPLES = r"""
 - name: Make the environment from wheels on the host
-  tensorflow_environment:
+  tensorflow_ansible.cluster.tensorflow_environment:
     path: /home/ada/train/venvs/tensorflow-2.21.0-cpu-py3.11-0123456789ab
     requirements: /home/ada/cpu.txt
     lock: "{{ (['/home/me/cpu.txt'] | tensorflow_locks)[0] }}"
@@ -134,8 +134,14 @@ from typing import Any, Dict, List, Optional, Tuple
 from urllib.parse import urlsplit
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.tensorflow_setup import environments, index_settings
-from ansible.module_utils.tensorflow_setup.environments import SetupError
+
+from ..module_utils.tensorflow_setup import (
+    environments,
+    index_settings,
+)
+from ..module_utils.tensorflow_setup.environments import (
+    SetupError,
+)
 
 #: Maximum seconds to import a new environment: its files are not cached, and may be on NFS.
 IMPORT_LIMIT_S = 900.0

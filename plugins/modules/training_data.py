@@ -47,7 +47,7 @@ author:
 
 EXAMPLES = r"""
 - name: Check which data are there
-  training_data:
+  tensorflow_ansible.cluster.training_data:
     root: ~/train/data
     entries: "{{ __training_data_entries }}"
 """
@@ -80,7 +80,11 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, List
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.data_unpacking import DataError, unpack
+
+from ..module_utils.data_unpacking import (
+    DataError,
+    unpack,
+)
 
 #: Size, time in ns and SHA-256 of each file; the hash is empty for a broken link.
 Notes = Dict[str, List[Any]]

@@ -61,7 +61,7 @@ author:
 
 EXAMPLES = r"""
 - name: Keep strangers off port 12345
-  firewall:
+  tensorflow_ansible.cluster.firewall:
     members: [[192.0.2.11], [node-2.lab, 192.0.2.12]]
     ports: ["12345"]
   register: rules
@@ -71,7 +71,7 @@ EXAMPLES = r"""
     timeout: 30
 
 - name: Keep the rules
-  firewall:
+  tensorflow_ansible.cluster.firewall:
     state: confirmed
     token: "{{ rules.token }}"
   when: rules.token | length > 0
@@ -93,8 +93,14 @@ token:
 import shutil
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.firewall_setup import rules, table
-from ansible.module_utils.firewall_setup.others import warnings_of
+
+from ..module_utils.firewall_setup import (
+    rules,
+    table,
+)
+from ..module_utils.firewall_setup.others import (
+    warnings_of,
+)
 
 
 def present(module: AnsibleModule, nft: str) -> None:
