@@ -24,7 +24,6 @@ pipelining = True
 """
 #: The rescue task of a block that should fail.
 REFUSED: dict[str, Any] = {"name": "The role refused the case", "ansible.builtin.debug": {}}
-SECOND_TIME = "The second time"
 Tasks = Sequence[Mapping[str, Any]]
 
 
@@ -77,13 +76,6 @@ def assert_refused(
     assert len(parts) == len(cases), done.output
     for (given, words), shown in zip(cases, parts, strict=True):
         assert words in shown, given
-
-
-def assert_settles(run: Callable[[Tasks], Play], task: Mapping[str, Any]) -> None:
-    """Assert that a task changes something, and nothing the second time, in one play."""
-    done = run([task, {"name": SECOND_TIME, "ansible.builtin.debug": {}}, task]).checked()
-    first, _, second = done.output.partition(SECOND_TIME)
-    assert ("changed: [" in first, "changed: [" in second) == (True, False), done.output
 
 
 def run_plays(

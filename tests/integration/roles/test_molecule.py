@@ -1,4 +1,7 @@
-"""``playbooks/setup.yml`` on new hosts, by Molecule."""
+"""``playbooks/setup.yml`` on new hosts, by Molecule.
+
+This covers what every role has to do: check mode on fresh hosts, a second run, the removal.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The role ``training_host``: Python, logins, limits, users, shares and shared memory.
 
-What a login of the cluster has: molecule/default/verify/training_host.yml.
+Logins of the cluster, check mode, a second run and the removal: molecule/default.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import pytest
 
 from tests.support.set_up_role import (
     assert_refused,
-    assert_settles,
     play,
     role_task,
     run_tasks,
@@ -84,7 +83,7 @@ def test_another_user_and_a_share_that_nobody_serves(bed: Testbed) -> None:
     checked = run(bed, "--check", "--diff", **given).checked()
     assert shell(bed, "id other") == ""
     assert "+other soft nofile" in checked.shown
-    assert "The packages nfs-common would be installed" in checked.shown
+    assert "Install | Install nfs-common]" in checked.shown
     shell(bed, f"echo '{OWN}' >> /etc/fstab")
     # The share comes last.
     done = run(bed, **given)
@@ -105,22 +104,22 @@ def test_another_user_and_a_share_that_nobody_serves(bed: Testbed) -> None:
     assert fstab(bed) == [OWN]
     keys = shell(bed, "cat ~other/.ssh/authorized_keys").splitlines()
     assert [line for line in keys if not line.startswith("#")] == [key]
-    remove = role_task(ROLE, "remove", training_host_user="other")
-    assert_settles(partial(run_tasks, bed), remove)
+    run(bed, entry="remove", training_host_user="other").checked()
     assert shell(bed, "cat ~other/.ssh/authorized_keys") == ""
 
 
 def test_wrong_variables_are_refused(bed: Testbed) -> None:
-    wrong: dict[str, Any] = {
-        "training_host_user": "Some one",
-        "training_host_authorized_keys": ["no key"],
-        "training_host_nofile": 5,
-        "training_host_memlock": "lots",
-        "training_host_nfs": [{"src": "nas", "path": "/mnt/x"}],
-        "training_host_folders": [{"path": "train"}],
-    }
-    message = "One of these is wrong, and nothing was changed"
-    cases = [({name: value}, message) for name, value in wrong.items()]
+    wrong: list[tuple[str, Any, str]] = [
+        ("user", "Some one", "_user is 'Some one': write a name of lower-case letters"),
+        ("authorized_keys", ["no key"], "_authorized_keys: no key is not a public key"),
+        ("nofile", 5, "_nofile is 5: write at least 1024"),
+        ("memlock", "lots", "_memlock is lots: write unlimited or a number of MB"),
+        ("shm_size_mb", -1, "_shm_size_mb is -1: write a number of MB"),
+        ("nfs", [{"src": "nas", "path": "/mnt/x"}], "_nfs: src is nas; write SERVER:/EXPORT"),
+        ("nfs", [{**DATA, "path": "/mnt/x/"}], "_nfs: path is /mnt/x/; write an absolute path"),
+        ("folders", [{"path": "train"}], "_folders: path is train; begin it with / or ~"),
+    ]
+    cases = [({f"{ROLE}_{name}": value}, ROLE + words) for name, value, words in wrong]
     assert_refused(partial(run_tasks, bed), ROLE, cases)
 
 
@@ -162,7 +161,7 @@ def test_shares_and_shared_memory_come_and_go(bed: Testbed) -> None:
     busy = run_tasks(bed, [other, role_task(ROLE, training_host_nfs=[DATA])])
     assert busy.code == 2
     assert "nas:/new /mnt/data" in mounted(bed), busy.shown
-    assert "End what uses it (fuser -vm /mnt/more)" in busy.shown
+    assert "End what uses it (`sudo fuser -vm /mnt/more` shows it" in busy.shown
     assert "/mnt/more" in "".join(fstab(bed))
     # Without the shares, and with shared memory that cannot grow.
     shell(bed, "systemctl stop busy; ln -s /bin/false /usr/local/bin/mount")
