@@ -75,7 +75,10 @@ def test_tags_of_the_set_up_are_its_roles(local_lab: Labs) -> None:
     lab = local_lab()
     done = lab.playbook("setup.yml", "--tags", "training_data", "-v", setup_roles=["training_data"])
     assert done.returncode == 0, done.stdout
-    assert "TASK [tensorflow_ansible.cluster.training_data : Preflight | Check the names]" in done.stdout
+    assert (
+        "TASK [tensorflow_ansible.cluster.training_data : Preflight | Check the names]"
+        in done.stdout
+    )
     assert "TASK [tensorflow_ansible.cluster.tensorflow" not in done.stdout
     done = lab.playbook("setup.yml", "--tags", "tensorflow,data")
     assert done.returncode == 2
