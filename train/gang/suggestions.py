@@ -28,6 +28,16 @@ CONNECTION_VARIABLES = (
     *("ansible_ssh_extra_args", "ansible_become_user", "ansible_become_method"),
 )
 _PLACES = ("train_job_root", "train_job_runs_dir", "train_job_lease_dir", "train_job_python")
+#: The collection's full name, and its playbooks by command, for a collection that was installed
+#: without the command line. A job whose cause is gone is started as a new one.
+_COLLECTION = "tensorflow_ansible.cluster"
+_PLAYBOOKS = {
+    "attach": "attach -e train_job_id={job}",
+    "clean": "clean -e train_job_clean_older_than={age}",
+    "restart": "train",
+    "run": "train",
+    "stop": "stop -e train_job_id={job}",
+}
 #: Connection plugins whose hosts the command ``ssh`` can also reach.
 _SSH = ("ssh", "paramiko", "paramiko_ssh", "smart")
 
@@ -74,6 +84,10 @@ def command(name: str, call: Call | None = None, **fields: str) -> str:
     suggested.check(name, fields)
     call = call or current()
     program, usage = SUGGESTIONS[name]
+    if is_installed():
+        first, *rest = _words(_PLAYBOOKS.get(name, usage), fields)
+        words = [*call.reaching, f"{_COLLECTION}.{Path(first).stem}", *rest]
+        return f"{call.playbook} {shlex.join(words)}"
     first, *rest = _words(usage, fields)
     if program == PLAYBOOK:
         return f"{call.playbook} {shlex.join([*call.reaching, first, *rest])}"
@@ -278,6 +292,11 @@ def shown(source: str) -> str:
     return str(path)
 
 
+def is_installed() -> bool:
+    """Return whether this is an installed collection instead of a clone of the repository."""
+    return REPOSITORY.parents[1].name == "ansible_collections"
+
+
 def is_here() -> bool:
     """Return whether the current folder is the repository."""
     try:
@@ -314,4 +333,4 @@ def program(name: str) -> str:
 
 
 def _here(text: str) -> str:
-    return text if is_here() else f"cd {shlex.quote(str(REPOSITORY))} && {text}"
+    return text if is_here() or is_installed() else f"cd {shlex.quote(str(REPOSITORY))} && {text}"
