@@ -22,8 +22,8 @@ options:
     type: str
     required: true
   python:
-    description: The host's Python, a name on its PATH or a path.
-    type: str
+    description: The host's Python, a name on its PATH or a path. C(~) is expanded on the host.
+    type: path
     default: python3
   wheelhouse:
     description: Folder with wheels on the host. Empty for none.
@@ -129,9 +129,7 @@ from typing import Any, Dict, Optional
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils.tensorflow_setup import (
-    environments,
-)
+from ..module_utils.tensorflow_setup import environments
 
 #: Resolves symbolic links, because an environment that uv makes through one may not find the
 #: standard library. Without the module venv, most of that is missing, as in python3-minimal.
@@ -147,7 +145,7 @@ DEV = "/dev"
 
 def python(command: str) -> Dict[str, Any]:
     """Return the interpreter for a name or path; see the module's result."""
-    program = shutil.which(os.path.expanduser(command)) or ""
+    program = shutil.which(command) or ""
     found: Dict[str, Any] = {"program": program, "path": "", "version": ""}
     if program:
         done = subprocess.run([program, "-I", "-c", PROBE], capture_output=True, check=False)
@@ -193,7 +191,7 @@ def main() -> None:
         argument_spec={
             "root": {"type": "path", "required": True},
             "link": {"type": "str", "required": True},
-            "python": {"type": "str", "default": "python3"},
+            "python": {"type": "path", "default": "python3"},
             "wheelhouse": {"type": "path", "default": ""},
         },
         supports_check_mode=True,

@@ -246,7 +246,7 @@ def remove_all(root: Path, dry: bool) -> Dict[str, Any]:
 
 def run(params: Dict[str, Any], dry: bool) -> Dict[str, Any]:
     """Return the module's result."""
-    root = Path(params["root"]).expanduser().absolute()
+    root = Path(params["root"]).absolute()
     if params["state"] == "absent":
         return remove_all(root, dry)
     data = [Data(root, entry) for entry in params["entries"]]

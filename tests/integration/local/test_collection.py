@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -140,6 +141,28 @@ def test_it_is_installed_from_a_git_url(tmp_path: Path) -> None:
     folder = tmp_path / "ansible_collections/tensorflow_ansible/cluster"
     assert (folder / "playbooks/train.yml").exists()
     assert (folder / "MANIFEST.json").exists()
+
+
+#: Tests of ``ansible-test sanity`` that run offline. The others install packages from PyPI:
+#: ansible-doc, import, pep8, pslint, pylint, runtime-metadata, shellcheck, validate-modules and
+#: yamllint.
+SANITY = [
+    *("action-plugin-docs", "changelog", "compile", "empty-init", "ignores", "line-endings"),
+    *("no-assert", "no-get-exception", "no-illegal-filenames", "no-smart-quotes"),
+    *("replace-urlopen", "shebang", "symlinks", "use-argspec-type-path", "use-compat-six"),
+]
+
+
+def test_sanity(installed: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "ansible_collections/tensorflow_ansible/cluster"
+    shutil.copytree(installed / "ansible_collections/tensorflow_ansible/cluster", copy)
+    program = str(BIN / "ansible-test")
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    chosen = [word for name in SANITY for word in ("--test", name)]
+    command = [program, "sanity", "--python", version, *chosen]
+    done = run(*command, cwd=copy, env=environment(tmp_path), stderr=subprocess.STDOUT)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("Running sanity test") == len(SANITY)
 
 
 def test_every_action_is_documented(installed: Path) -> None:
