@@ -17,7 +17,7 @@ options:
     description: The inventory hosts of each task type.
     type: dict
     required: true
-  unreachable:
+  lost_hosts:
     description: Hosts that did not answer at the end of the last attempt.
     type: list
     elements: str
@@ -46,7 +46,7 @@ EXAMPLES = r"""
   tensorflow_ansible.cluster.gang_restart:
     run_dir: runs/digits-1
     groups: '{{ train_job_groups }}'
-    unreachable: []
+    lost_hosts: []
     before: '{{ next }}'
 """
 

@@ -114,7 +114,7 @@ message:
   description: What happened, for people.
   returned: success
   type: str
-unreachable:
+lost_hosts:
   description: Hosts that do not answer.
   returned: success
   type: list

@@ -113,7 +113,7 @@ def await_restart(play: connections.Play, args: Args) -> Returned:
     groups = {kind: list(hosts) for kind, hosts in args["groups"].items()}
     names = [host for hosts in groups.values() for host in hosts]
     if not is_retry:  # lost hosts would only delay the others
-        names = [host for host in names if host not in args["unreachable"]] if pause else []
+        names = [host for host in names if host not in args["lost_hosts"]] if pause else []
     hosts = Hosts(names, lambda host: _ask(play, manifest, run_dir.name, host))
     due, is_patient = time.monotonic() + pause, True
     try:

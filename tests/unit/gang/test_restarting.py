@@ -80,7 +80,7 @@ def a_play(
 
 
 def wait(run_dir: Path, play: Any, before: Any = None, **changed: Any) -> Any:
-    given = {"run_dir": str(run_dir), "groups": {"worker": HOSTS}, "unreachable": []}
+    given = {"run_dir": str(run_dir), "groups": {"worker": HOSTS}, "lost_hosts": []}
     given |= {"before": before or {"then": "restart.yml"}, "metrics_dir": ""}
     return restarting.await_restart(play, {**given, **changed})
 

@@ -58,7 +58,7 @@ def follow_gang(play: connections.Play, args: Args) -> dict[str, object]:
     return {
         "state": ended.state,
         "message": ended.message,
-        "unreachable": ended.unreachable,
+        "lost_hosts": ended.unreachable,  # Ansible has a meaning for "unreachable"
         "running": not all(view.final for view in gang.views),
     }
 
