@@ -100,9 +100,10 @@ class Copy:
         self.root, self.runs = folder / "my repository", folder / "my runs"
         self.hosts = folder / "the hosts"
         ignored = shutil.ignore_patterns("__pycache__")
-        for name in ("playbooks", "roles/train_job", "train"):
-            shutil.copytree(REPOSITORY / name, self.root / name, ignore=ignored)
-        shutil.copy(REPOSITORY / "ansible.cfg", self.root)
+        for name in ("meta", "playbooks", "plugins", "roles", "train"):
+            shutil.copytree(REPOSITORY / name, self.root / name, symlinks=True, ignore=ignored)
+        for name in ("ansible.cfg", "galaxy.yml"):
+            shutil.copy(REPOSITORY / name, self.root)
         module = self.root / "train/host/gpus.py"
         text = module.read_text()
         assert 'DEV = "/dev"\n' in text

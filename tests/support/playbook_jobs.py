@@ -13,7 +13,7 @@ from typing import Any
 from tests.support.lab import REPOSITORY, Lab, Run, environment, playbook_command
 
 #: The parts of the repository that playbooks need in a clone.
-_CLONED = ("ansible.cfg", "inventory", "playbooks", "roles", "train")
+_CLONED = ("ansible.cfg", "galaxy.yml", "meta", "playbooks", "plugins", "roles", "train")
 _KINDS = ("straggler", "notice", "restart")
 _CODES = {"completed": 0, "failed": 1, "stopped": 3}
 
@@ -122,6 +122,9 @@ def cloned(folder: Path) -> Path:
     clone = folder / "clone"
     clone.mkdir()
     for name in _CLONED:
-        copy = shutil.copytree if (REPOSITORY / name).is_dir() else shutil.copy
-        copy(REPOSITORY / name, clone / name)
+        source = REPOSITORY / name
+        if source.is_dir():
+            shutil.copytree(source, clone / name, symlinks=True)
+        else:
+            shutil.copy(source, clone / name)
     return clone
