@@ -13,7 +13,9 @@ from typing import Any
 from tests.support.lab import REPOSITORY, Lab, Run, environment, playbook_command
 
 #: The parts of the repository that playbooks need in a clone.
-_CLONED = ("ansible.cfg", "galaxy.yml", "meta", "playbooks", "plugins", "roles", "train")
+_CLONED = (
+    *("ansible.cfg", "galaxy.yml", "inventory", "meta", "playbooks", "plugins", "roles", "train"),
+)
 _KINDS = ("straggler", "notice", "restart")
 _CODES = {"completed": 0, "failed": 1, "stopped": 3}
 
