@@ -27,11 +27,12 @@ from train.cli.ansible_options import (
 )
 from train.gang import REPOSITORY, reports, suggestions
 from train.gang import records as gang_records
+from train.gang.errors import PlanError
 from train.gang.packages import requested
 from train.gang.plan import withdrawal
-from train.gang.plan.ranks import PlanError, check_id, choose_job
 from train.gang.plan.staging import WORKER, find_includes, find_script
 from train.gang.records import EVENTS_FILE, MANIFEST_FILE, RankResult
+from train.gang.run_folders import check_id, choose_job
 from train.host import records
 
 #: Seconds to wait for the start of a gang to finish before leaving the job.

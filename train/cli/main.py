@@ -21,8 +21,9 @@ from train.cli.ansible_options import Variables
 from train.cli.output import PROGRAM, Exit, complain
 from train.gang import scratch, suggestions
 from train.gang.doctor import PARTS
+from train.gang.errors import PlanError
 from train.gang.packages.requested import NEXT_TO_SCRIPT
-from train.gang.plan.ranks import PlanError, check_id
+from train.gang.run_folders import check_id
 from train.host import faults, records
 
 #: A command: takes the parsed command line and the variables of ``-e``, returns an exit code.
