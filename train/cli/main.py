@@ -272,6 +272,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if getattr(args, "mlflow", ""):
             tracking.check(args.mlflow)
         scratch.remove_abandoned()
+        if "job" in args:
+            args.job = jobs.named(args.job or "", variables)
         variables = choose_hosts(args, variables)
         args.inventory = ansible_options.read_options(args, encrypted)
         variables = jobs.with_runs_dir(args.inventory, variables)
