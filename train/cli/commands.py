@@ -30,7 +30,7 @@ from train.cli.ansible_options import Variables, absolute
 from train.cli.display import STYLES, JsonDisplay, best_display
 from train.cli.output import Exit, announce, complain, exit_code, noted_interrupts, print_table
 from train.gang import lines, listing, reports, suggestions
-from train.gang.plan.ranks import PlanError
+from train.gang.errors import PlanError
 from train.gang.plan.staging import WORKER, find_script
 from train.gang.records import Job
 from train.gang.scratch import Scratch

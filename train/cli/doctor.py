@@ -29,8 +29,8 @@ from train.cli.output import Exit, announce, complain, exit_code, print_table
 from train.gang import REPOSITORY, run_folders, suggestions
 from train.gang.doctor import COLLECTIVES, PARTS, findings
 from train.gang.doctor.records import Examined, Finding, Scaling, Trained
+from train.gang.errors import PlanError
 from train.gang.login_failures import names_of
-from train.gang.plan.ranks import PlanError
 from train.gang.plan.staging import WORKER
 from train.gang.records import read_result
 from train.host import records

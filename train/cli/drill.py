@@ -18,10 +18,9 @@ from train.cli import job as jobs
 from train.cli import playbooks
 from train.cli.ansible_options import Inventory, Variables
 from train.cli.output import Exit, complain, exit_code, print_table
-from train.gang import reports
-from train.gang.plan.ranks import PlanError
+from train.gang import cause_names, reports
+from train.gang.errors import PlanError
 from train.gang.records import Job, read_manifest
-from train.gang.watch import causes
 from train.host import ends, faults
 
 #: Seconds for which a port is dropped or sshd is stopped.
@@ -40,8 +39,8 @@ _RESUMED = re.compile(r"resumed at step ([0-9]+)")
 #: The causes that may be reported for each fault; empty if the job must not be affected.
 EXPECTED: Mapping[str, set[str]] = {
     faults.KILL: {ends.SIGNAL},
-    faults.FREEZE: {causes.FROZEN},
-    faults.PORT: {causes.NETWORK, causes.UNREACHABLE},
+    faults.FREEZE: {cause_names.FROZEN},
+    faults.PORT: {cause_names.NETWORK, cause_names.UNREACHABLE},
     faults.SSH: set(),
 }
 

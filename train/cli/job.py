@@ -27,11 +27,12 @@ from train.cli.ansible_options import (
 )
 from train.gang import REPOSITORY, reports, suggestions
 from train.gang import records as gang_records
+from train.gang.errors import PlanError
 from train.gang.packages import requested
 from train.gang.plan import withdrawal
-from train.gang.plan.ranks import PlanError, check_id, choose_job
 from train.gang.plan.staging import WORKER, find_includes, find_script
 from train.gang.records import EVENTS_FILE, MANIFEST_FILE, RankResult
+from train.gang.run_folders import check_id, choose_job
 from train.host import records
 
 #: Seconds to wait for the start of a gang to finish before leaving the job.
@@ -108,6 +109,19 @@ def run_dir_of(job: str, variables: Variables) -> Path:
         check_id(job)
     runs_dir = Path(variables.get(_RUNS_DIR, REPOSITORY / "runs"))
     return runs_dir.expanduser().resolve() / job
+
+
+def named(job: str, variables: Variables) -> str:
+    """Return a job's id, given directly or as train_job_id, or empty if it is given in neither way.
+
+    Raise PlanError if it is given in both ways and they differ.
+    """
+    by_variable = str(variables.get("train_job_id") or "")
+    if job and by_variable and job != by_variable:
+        raise PlanError(
+            f"two ids are given for the job: {job}, and train_job_id {by_variable}. Give only one"
+        )
+    return job or by_variable
 
 
 def with_runs_dir(inventory: Inventory, variables: Variables | None) -> dict[str, Any]:
@@ -217,7 +231,7 @@ class Job:
             include: files and folders on this machine to stage alongside the script.
             requirements: the file that lists the script's packages in addition to TensorFlow's;
                 ``auto`` for the one next to the script.
-            job: its id; empty to generate one.
+            job: its id, also as the variable train_job_id; by default one is generated.
             variables: of the role train_job, and any others of Ansible.
 
         Raises:
@@ -245,7 +259,7 @@ class Job:
             chosen["train_job_requirements"] = str(path)
         if arguments:
             chosen["train_job_args"] = [str(argument) for argument in arguments]
-        name, _ = choose_job(job, found.path, run_dir_of("", chosen))
+        name, _ = choose_job(named(job, chosen), found.path, run_dir_of("", chosen))
         job_started = cls(name, inventory, chosen, is_new=True)
         job_started._begin("train.yml")
         return job_started

@@ -21,8 +21,9 @@ from train.cli.ansible_options import Variables
 from train.cli.output import PROGRAM, Exit, complain
 from train.gang import scratch, suggestions
 from train.gang.doctor import PARTS
+from train.gang.errors import PlanError
 from train.gang.packages.requested import NEXT_TO_SCRIPT
-from train.gang.plan.ranks import PlanError, check_id
+from train.gang.run_folders import check_id
 from train.host import faults, records
 
 #: A command: takes the parsed command line and the variables of ``-e``, returns an exit code.
@@ -271,6 +272,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if getattr(args, "mlflow", ""):
             tracking.check(args.mlflow)
         scratch.remove_abandoned()
+        if "job" in args:
+            args.job = jobs.named(args.job or "", variables)
         variables = choose_hosts(args, variables)
         args.inventory = ansible_options.read_options(args, encrypted)
         variables = jobs.with_runs_dir(args.inventory, variables)

@@ -21,7 +21,7 @@ from typing import Any
 from train.cli.display import JsonDisplay
 from train.cli.job import Event, Result
 from train.gang import REPOSITORY
-from train.gang.plan.ranks import PlanError
+from train.gang.errors import PlanError
 from train.gang.records import MANIFEST_FILE, Manifest, read_manifest, read_result
 from train.host import records
 

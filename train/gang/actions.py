@@ -27,9 +27,8 @@ from train.gang import (
     suggestions,
 )
 from train.gang.connections import Args, Play, Returned
+from train.gang.errors import BusyError, NothingAnsweredError, PlanError, WatchEndedError
 from train.gang.login_failures import LoginFailure
-from train.gang.plan.ranks import NothingAnsweredError, PlanError
-from train.gang.watch import polling, reachability
 
 #: The module that runs the programs of train/host on a host.
 HOST_PROGRAM = "tensorflow_ansible.cluster.host_program"
@@ -110,7 +109,7 @@ class GangAction(_Action):
             if self.needs_gang:
                 play.check()
             return dict(self.decide(play, options))
-        except polling.BusyError as error:
+        except BusyError as error:
             return {"failed": True, "msg": str(error)}
         except NothingAnsweredError as error:
             return {"failed": True, "nothing_answered": True, "msg": str(error)}
@@ -133,7 +132,7 @@ class ObservingAction(GangAction):
 
     def failure(self, error: Exception, options: Args) -> Returned:
         """Return a result with the way to follow the job again."""
-        known = isinstance(error, (reachability.WatchEndedError, OSError))
+        known = isinstance(error, (WatchEndedError, OSError))
         ended = f"the watch has ended: {error if known else repr(error)}"
         message = f"{ended}; the job is left as it is: {_attach_again(options)}"
         return {"failed": True, "left_running": self.follows_job, "msg": message}

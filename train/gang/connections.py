@@ -27,9 +27,8 @@ from ansible.template import Templar
 from ansible.utils.display import Display
 
 from train.gang import REPOSITORY, ansible_core, launcher, login_failures, reports
-from train.gang.plan import job_variables, script_environment
-from train.gang.plan.ranks import PlanError
-from train.gang.watch.polling import UnreachableError
+from train.gang.errors import PlanError, UnreachableError
+from train.gang.variables import job_variables, script_environment
 from train.host import processes
 
 #: Strategies in which every host ends a task before the next one starts.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from train.gang import connections, listing, reports, suggestions
-from train.gang.plan.ranks import PlanError
+from train.gang.errors import PlanError
 from train.gang.records import Job
 
 Args = connections.Args

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from train.gang.errors import UnreachableError
 from train.gang.records import Manifest
-from train.gang.watch.polling import UnreachableError
 from train.host import leases
 
 #: Seconds that a host waits for blockers to leave before it reports them.

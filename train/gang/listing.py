@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from train.gang import lines
+from train.gang.errors import PlanError
 from train.gang.login_failures import names_of
-from train.gang.plan.ranks import PlanError
 from train.gang.records import Job, JobRank
 from train.host import jobs as host_jobs
 from train.host import ranks as host_ranks

@@ -192,6 +192,14 @@ def read_manifest(run_dir: Path) -> Manifest | None:
     return cast("Manifest | None", records.read_json(str(run_dir / MANIFEST_FILE)))
 
 
+def staged(manifest: Manifest) -> Manifest:
+    """Return ``manifest`` with its last attempt marked as staged. Only those count as restarts."""
+    *earlier, last = manifest["attempts"]
+    if last["staged"]:
+        return manifest
+    return {**manifest, "attempts": [*earlier, {**last, "staged": True}]}
+
+
 def read_result(run_dir: Path) -> Result | None:
     """Return the result from a job's folder on the control node, or None if there is none."""
     return cast("Result | None", records.read_json(str(run_dir / RESULT_FILE)))

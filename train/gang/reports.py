@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints, is_typeddict
 
-from train.gang.watch import causes
+from train.gang import cause_names
 from train.host import ends, environments, probe, records
 from train.host import ranks as host_ranks
 from train.host.load import Facts, Gpu
@@ -180,7 +180,7 @@ def fields(
 
 def _cause(value: Any) -> str:
     """Return a cause. Causes unknown to this version count as the script's own exit."""
-    is_known = isinstance(value, str) and (value in causes.CAUSES or value == ends.STOPPED)
+    is_known = isinstance(value, str) and value in cause_names.CAUSES
     return str(value) if is_known else ends.EXIT
 
 

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from train.gang import connections, login_failures, reports
+from train.gang.errors import PlanError, UnreachableError
 from train.gang.plan import placement
-from train.gang.plan.ranks import PlanError, read_manifest
 from train.gang.records import Manifest, Result
+from train.gang.run_folders import read_manifest
 from train.gang.watch import attempt as watching
 from train.gang.watch import causes, journal
-from train.gang.watch.polling import UnreachableError
 
 Args = connections.Args
 Returned = dict[str, object]

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+import time
 from pathlib import Path
+
+from train.gang import records as gang_records
+from train.gang import suggestions
+from train.gang.errors import PlanError
+from train.gang.records import MANIFEST_FILE, Manifest
+from train.host import records
 
 #: Modes of a private folder and of one that all users can read.
 _PRIVATE, _OPEN = 0o700, 0o755
@@ -24,3 +33,60 @@ def open_to_all(folder: Path) -> None:
     for path in (folder.parent, folder):
         if path.is_dir() and path.owner() == folder.owner():
             path.chmod(path.stat().st_mode | _OPEN)
+
+
+def check_id(job: str) -> None:
+    """Raise PlanError if a job id, which names folders, is invalid."""
+    if not records.JOB_PATTERN.fullmatch(job):
+        raise PlanError(
+            f"train_job_id {job!r} is no job id: use 1 to 64 letters, digits, '.', '_' or '-', "
+            "the first a letter or digit"
+        )
+
+
+#: Script names that do not describe what they train.
+_GENERAL_NAMES = ("main", "train", "run", "__main__")
+
+
+def choose_job(job: str, script: Path, runs_dir: Path) -> tuple[str, Path]:
+    """Return the job's id and its new, empty folder on the control node.
+
+    By default (``job`` is empty), the id is the script's name and the time. For a generic name such
+    as main.py, the folder's name is used. Raise PlanError if the id is invalid, or its folder
+    already has a job.
+    """
+    if job:
+        check_id(job)
+        run_dir = runs_dir / job
+        if (run_dir / MANIFEST_FILE).exists():
+            raise PlanError(
+                f"{run_dir} holds job {job} already, running or ended: attach to it with "
+                f"`{suggestions.command('attach', job=job)}`, or choose another id (--job, "
+                "train_job_id)"
+            )
+        create(run_dir, exist_ok=True)
+        return job, run_dir
+    names = [script.stem, script.absolute().parent.name]
+    if script.stem.lower() in _GENERAL_NAMES:
+        names.reverse()
+    plain = (re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:40].strip("-") for name in names)
+    stem = next(filter(None, plain), "job")
+    while True:
+        job = f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+        with contextlib.suppress(FileExistsError):
+            create(runs_dir / job, exist_ok=False)
+            return job, runs_dir / job
+        time.sleep(0.2)
+
+
+def read_manifest(job: str, runs_dir: Path) -> Manifest:
+    """Return the manifest of an earlier attempt of ``job``. Raise PlanError if there is none."""
+    check_id(job)
+    manifest = gang_records.read_manifest(runs_dir / job)
+    if manifest is None:
+        raise PlanError(
+            f"there is no {runs_dir / job / MANIFEST_FILE}: another attempt (train_job_attempt) "
+            "needs an earlier one; attach to the job first with "
+            f"`{suggestions.command('attach', job=job)}`"
+        )
+    return manifest

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from train.gang import connections, leasing, login_failures, reports
+from train.gang.errors import PlanError
 from train.gang.plan import placement, withdrawal
-from train.gang.plan.ranks import PlanError
 from train.gang.records import Manifest
 from train.gang.watch import journal
 

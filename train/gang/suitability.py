@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from train.gang import REPOSITORY, login_failures
-from train.gang.plan.ranks import PlanError
+from train.gang.errors import PlanError
 from train.host import suitability as host_facts
 from train.host.records import Suitability
 

@@ -15,9 +15,9 @@ from ansible import constants
 
 from train.gang import REPOSITORY, connections, login_failures, reports, suitability
 from train.gang.connections import Args, Returned
+from train.gang.errors import UnreachableError
 from train.gang.login_failures import LoginFailure
 from train.gang.suitability import Fault, Needs
-from train.gang.watch.polling import UnreachableError
 from train.host.records import Suitability
 
 _INTERPRETER = "ansible_python_interpreter"

@@ -6,7 +6,7 @@ import secrets
 
 from train.gang import reports
 from train.gang.connections import Args, Play
-from train.gang.plan.ranks import PlanError
+from train.gang.errors import PlanError
 from train.host import processes
 from train.host.tensorboard import ADDRESS
 

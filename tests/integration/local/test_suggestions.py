@@ -20,7 +20,7 @@ from tests.support.jobs import PLAIN, plain, train, training
 from tests.support.lab import REPOSITORY, Lab, Labs, environment, pasted, playbook_command, run
 from train.cli import tracking
 from train.gang import login_failures, suggestions
-from train.gang.plan.ranks import PlanError
+from train.gang.errors import PlanError
 from train.gang.suggestions import Call
 from train.host import suggested
 from train.host.suggested import HOST, SUGGESTIONS, suggest

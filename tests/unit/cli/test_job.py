@@ -290,3 +290,12 @@ def test_variables_of_the_start_hold_for_status_and_stop(follow: Follow, tmp_pat
     jobs.status("", tmp_path, variables(tmp_path))
     roots = [given.get("train_job_root") for _, given in fake.run]
     assert roots == ["/data/train", "/other", None]
+
+
+def test_the_id_can_be_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = Playbooks(None)
+    monkeypatch.setattr(playbooks, "Playbook", fake.begin)
+    job = jobs.Job.start(variables={**variables(tmp_path), "train_job_id": "mine"})
+    assert (job.name, job.run_dir) == ("mine", tmp_path / "runs/mine")
+    ((_, given),) = fake.begun
+    assert given["train_job_id"] == "mine"

@@ -24,8 +24,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from train.gang import archives, connections, listing, reports
+from train.gang.errors import PlanError, UnreachableError
 from train.gang.plan import reattach, staging
-from train.gang.plan.ranks import PlanError, keep_checkpoints, plan_ranks
+from train.gang.plan.ranks import keep_checkpoints, plan_ranks
 from train.gang.plan.renaming import Inventory
 from train.gang.watch import follow, polling, verdict
 from train.gang.watch.views import Target
@@ -228,7 +229,7 @@ def test_what_was_sent_is_fetched_from_the_first_host_that_has_it(tmp_path: Path
         play: Any = SimpleNamespace(fetch=send)
         return reattach.fetch_archive(play, dict.fromkeys(hosts, "/jobs"), here, sha256, 99)
 
-    told = fetch(a=forged, b=OSError(f"gone{OSC}"), c=polling.UnreachableError("no route"))
+    told = fetch(a=forged, b=OSError(f"gone{OSC}"), c=UnreachableError("no route"))
     assert told[0] == f"{why}a: it is not what the job was started with"
     assert told[1].startswith(f"{why}b: gone")
     assert is_harmless(told)

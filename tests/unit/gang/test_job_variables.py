@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from train.gang import REPOSITORY
-from train.gang.plan import job_variables as variables
-from train.gang.plan import script_environment
-from train.gang.plan.ranks import PlanError
+from train.gang.errors import PlanError
+from train.gang.variables import job_variables as variables
+from train.gang.variables import script_environment
 
 ENVIRONMENT = variables.ENVIRONMENT
 #: Values without templates, of which it is not known how they were written.

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.job_folders import DAY, lay_out, write_manifest
 from train.gang import listing
-from train.gang.plan.ranks import PlanError
+from train.gang.errors import PlanError
 from train.gang.records import Job
 from train.host import jobs as host_jobs
 

@@ -15,6 +15,7 @@ import pytest
 
 from tests.support.bare_ranks import wait_until
 from tests.support.lab import REPOSITORY
+from train.gang import cause_names
 from train.gang.watch import causes, script_faults
 from train.gang.watch.causes import Failure, why_not_again
 from train.gang.watch.diagnosis import Diagnosis, explain, peers_of
@@ -154,7 +155,7 @@ def test_two_that_accuse_each_other_are_both_named(first: int, broken: Any) -> N
     assert found is not None
     assert found.view is None
     outcome = neither_at_fault(gang, found.reason, now=0.0, reported_by=gang[first])
-    assert (outcome.root_cause, outcome.cause) == (None, causes.NETWORK)
+    assert (outcome.root_cause, outcome.cause) == (None, cause_names.NETWORK)
     assert outcome.message.startswith(
         "worker-0 on host-of-worker-0 and worker-1 on host-of-worker-1 "
     )
@@ -263,7 +264,7 @@ def test_silent_hosts_are_told_apart() -> None:
     silent.asked = 0.0
     outcome = failed_at([view("worker-0"), silent], silent, now=8.0)
     assert outcome.unreachable == ["host-of-worker-1"]
-    assert outcome.cause == causes.UNREACHABLE
+    assert outcome.cause == cause_names.UNREACHABLE
 
 
 PEERS = {f"worker-{index}": (f"10.0.0.{index + 1}", 12345) for index in range(3)}
@@ -290,14 +291,34 @@ BOTH: dict[str, Any] = {"reached": {**OUT["reached"], "worker-2": "open"}}
         # One that does not listen yet is waited for; an address may be translated on the way.
         ([{"reached": {**ALL, "worker-1": "refused"}}, {"listening": False}], None, None, ""),
         ([{}, {"own": False}], None, None, ""),
-        ([NOT_1, {"own": False}], "worker-1", causes.ADDRESS, "which has 10.0.0.9"),
-        ([NOT_1, {}], "worker-1", causes.BLOCKED, "nobody reaches it at 10.0.0.2:12345 (worker-0"),
-        ([{}, {}, NOT_1], "worker-1", causes.NETWORK, "by all ranks (worker-2: timeout)"),
-        ([BOTH, BOTH, {}], None, causes.NETWORK, "worker-0 and worker-1 do not reach each other"),
-        ([{}, OUT, {}], "worker-1", causes.NETWORK, "does not reach worker-0, worker-2, which"),
-        ([NOT_1, OUT, NOT_1], "worker-1", causes.NETWORK, "is cut off: it does not reach worker-0"),
-        ([OUT, OUT, OUT], "worker-0", causes.BLOCKED, "nobody reaches it"),
-        ([{"proxy": "http_proxy"}, {}], "worker-0", causes.PROXY, "because of http_proxy"),
+        ([NOT_1, {"own": False}], "worker-1", cause_names.ADDRESS, "which has 10.0.0.9"),
+        (
+            [NOT_1, {}],
+            "worker-1",
+            cause_names.BLOCKED,
+            "nobody reaches it at 10.0.0.2:12345 (worker-0",
+        ),
+        ([{}, {}, NOT_1], "worker-1", cause_names.NETWORK, "by all ranks (worker-2: timeout)"),
+        (
+            [BOTH, BOTH, {}],
+            None,
+            cause_names.NETWORK,
+            "worker-0 and worker-1 do not reach each other",
+        ),
+        (
+            [{}, OUT, {}],
+            "worker-1",
+            cause_names.NETWORK,
+            "does not reach worker-0, worker-2, which",
+        ),
+        (
+            [NOT_1, OUT, NOT_1],
+            "worker-1",
+            cause_names.NETWORK,
+            "is cut off: it does not reach worker-0",
+        ),
+        ([OUT, OUT, OUT], "worker-0", cause_names.BLOCKED, "nobody reaches it"),
+        ([{"proxy": "http_proxy"}, {}], "worker-0", cause_names.PROXY, "because of http_proxy"),
     ],
 )
 def test_what_keeps_ranks_from_one_another(
@@ -365,7 +386,7 @@ def test_the_page_says_of_every_cause_whether_it_is_tried_again() -> None:
     page = (REPOSITORY / "docs/supervision.md").read_text()
     rows = re.findall(r"^\| (`.*`) \|.*\| (yes|no|if .*|no, unless .*) \|$", page, re.MULTILINE)
     tried = {cause: again for names, again in rows for cause in re.findall(r"\w+", names)}
-    assert set(tried) == set(causes.CAUSES)
+    assert set(tried) == set(causes.CAUSES) == cause_names.CAUSES - {ends.STOPPED}
     for cause, again in tried.items():
         assert ended(cause).again is (again == "yes") or "if" in again or "unless" in again
         assert ended(cause).remedy
@@ -627,7 +648,7 @@ def test_a_network_that_fails_twice_at_one_step_is_the_jobs_own_fault_if_all_hos
     def failed(**rank: Any) -> Failure:
         first = {"task": "worker-0", "phase": "failed", "cause": ends.EXIT}
         second = {"task": "worker-1", "phase": "stopped", "cause": ends.STOPPED, **rank}
-        result: Any = {"root_cause": "worker-0", "cause": causes.NETWORK, "step": 12}
+        result: Any = {"root_cause": "worker-0", "cause": cause_names.NETWORK, "step": 12}
         result["ranks"] = [{"reason": "", "exit_code": 1, **known} for known in (first, second)]
         return causes.failure_of(result)
 
@@ -637,7 +658,7 @@ def test_a_network_that_fails_twice_at_one_step_is_the_jobs_own_fault_if_all_hos
 
 
 def test_what_comes_from_outside_may_hit_the_same_step_twice() -> None:
-    for failed in (ended(ends.SIGNAL, -9), ended(causes.UNREACHABLE), ended(ends.EXIT, 143)):
+    for failed in (ended(ends.SIGNAL, -9), ended(cause_names.UNREACHABLE), ended(ends.EXIT, 143)):
         assert why_not_again(failed, failed, 1, 3) == ""
 
 

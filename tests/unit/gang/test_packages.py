@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.support import wheels
+from train.gang.errors import PlanError
 from train.gang.packages import locks, requested, uv
 from train.gang.packages.names import package_of
-from train.gang.plan.ranks import PlanError
 
 #: What the environment of TensorFlow has in these tests.
 BASE = """\

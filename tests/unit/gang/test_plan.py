@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from train.gang.errors import PlanError
 from train.gang.plan import ranks as plan
 from train.gang.plan import staging
 from train.gang.plan.placement import aliases, choose
@@ -72,7 +73,7 @@ SAME_PORT = "b and c are two ranks with one address and port"
 )
 def test_impossible_gangs(groups: Groups, changes: dict[str, dict[str, Any]], message: str) -> None:
     hosts: Any = {name: {**known, **changes.get(name, {})} for name, known in HOSTS.items()}
-    with pytest.raises(plan.PlanError, match=re.escape(message)):
+    with pytest.raises(PlanError, match=re.escape(message)):
         plan.plan_ranks(groups, hosts)
 
 
@@ -117,7 +118,7 @@ def test_who_takes_part(groups: Groups, missing: str, given: dict[str, Any], hos
     ],
 )
 def test_too_few_left(groups: Groups, missing: str, least: int, message: str) -> None:
-    with pytest.raises(plan.PlanError, match=message):
+    with pytest.raises(PlanError, match=message):
         choose(groups, dict.fromkeys(missing, AWAY), least=least)
 
 
@@ -169,24 +170,24 @@ def test_a_module_is_run_in_the_folder_of_its_package(tmp_path: Path) -> None:
         (tmp_path, "trainer..task", "is not the name of a module"),
         (tmp_path / "trainer/task.py", "trainer.task", "is not a directory"),
     ):
-        with pytest.raises(plan.PlanError, match=refusal):
+        with pytest.raises(PlanError, match=refusal):
             staging.find_script(str(folder), module)
 
 
 def test_scripts_that_cannot_be_staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "project"
     folder.mkdir()
-    with pytest.raises(plan.PlanError, match=r"holds 0 Python files and no main\.py"):
+    with pytest.raises(PlanError, match=r"holds 0 Python files and no main\.py"):
         staging.find_script(str(folder))
     for name in ("a.py", "b.py"):
         write(folder / name)
-    with pytest.raises(plan.PlanError, match=r"2 Python files and no main\.py"):
+    with pytest.raises(PlanError, match=r"2 Python files and no main\.py"):
         staging.find_script(str(folder))
     monkeypatch.setenv("HOME", str(folder))
-    with pytest.raises(plan.PlanError, match="move it to a directory of its own"):
+    with pytest.raises(PlanError, match="move it to a directory of its own"):
         staging.find_script(str(folder / "a.py"))
     (folder / "big.bin").write_bytes(b"0" * 2**21)
-    with pytest.raises(plan.PlanError, match=r"comes to 2 MiB, the limit is 1 MiB .*big.bin"):
+    with pytest.raises(PlanError, match=r"comes to 2 MiB, the limit is 1 MiB .*big.bin"):
         staging.code_files(folder, limit_mb=1)
 
 
@@ -224,14 +225,14 @@ def test_files_that_cannot_be_included(tmp_path: Path, monkeypatch: pytest.Monke
         ([str(tmp_path)], f"{tmp_path} is not to be included as a whole"),
         (["~/project", str(folder)], "would both be staged as project"),
     ]:
-        with pytest.raises(plan.PlanError, match=re.escape(message)):
+        with pytest.raises(PlanError, match=re.escape(message)):
             staging.find_includes(names)
     for name, message in [
         ("main.py", f"main.py: the script's folder {folder} is staged with something of that name"),
         ("empty", "holds no file to stage"),
         ("big.bin", "with what is included comes to 2 MiB, the limit is 1 MiB"),
     ]:
-        with pytest.raises(plan.PlanError, match=re.escape(message)):
+        with pytest.raises(PlanError, match=re.escape(message)):
             staging.code_files(folder, staging.find_includes(f"~/{name}"), limit_mb=1)
 
 
@@ -247,21 +248,7 @@ def test_arguments_are_checked_when_staged(tmp_path: Path, monkeypatch: pytest.M
         staging.check_arguments(manifest, archive, {"a": {}})
 
     check(worker, "model.py")
-    with pytest.raises(plan.PlanError, match=r"No such file or directory: 'other\.py'"):
+    with pytest.raises(PlanError, match=r"No such file or directory: 'other\.py'"):
         check(worker, "other.py")
     check(tmp_path / "users.py", "other.py")
     assert not list(tmp_path.rglob("*.pyc")), "nothing is left of the check"
-
-
-def test_jobs_are_told_apart(tmp_path: Path) -> None:
-    first, folder = plan.choose_job("", Path("/x/my train.py"), tmp_path)
-    second, _ = plan.choose_job("", Path("/x/my train.py"), tmp_path)
-    assert first.startswith("my-train-")
-    assert first != second
-    assert folder == tmp_path / first
-    (folder / "manifest.json").write_text("{}")
-    with pytest.raises(plan.PlanError, match="already, running or ended"):
-        plan.choose_job(first, Path("/x/main.py"), tmp_path)
-    for name in ("../x", "a b", "-x", "x" * 65):
-        with pytest.raises(plan.PlanError, match="no job id"):
-            plan.choose_job(name, Path("/x/main.py"), tmp_path)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.unit.gang.test_hostile_hosts import FACTS, RANK, a_manifest
+from train.gang.errors import NothingAnsweredError, PlanError
 from train.gang.plan import reattach
-from train.gang.plan.ranks import NothingAnsweredError, PlanError
 
 NAMES = ["a", "b", "spare"]
 SILENT = {"unreachable": True, "msg": "no route"}

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from train.gang.errors import PlanError
 from train.gang.plan import renaming
-from train.gang.plan.ranks import PlanError
 from train.gang.plan.renaming import Inventory
 
 OLD = ("10.0.0.1", "10.0.0.2")

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from train.gang import connections, login_failures, restarting
+from train.gang.errors import UnreachableError
 from train.gang.watch import causes
-from train.gang.watch.polling import UnreachableError
 from train.host import records
 
 HOSTS = ["node-1", "node-2"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from train.gang.plan import script_arguments
+from train.gang.variables import script_arguments
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from train.gang.plan import script_arguments, script_environment
+from train.gang.variables import script_arguments, script_environment
 
 
 def sources(written: Mapping[Any, str] | None = None) -> script_environment.Sources:

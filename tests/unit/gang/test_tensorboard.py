@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.lab import free_port
 from train.gang import tensorboard
-from train.gang.plan.ranks import PlanError
+from train.gang.errors import PlanError
 
 REPORTED: dict[str, dict[str, Any]] = {
     "same": {"events": ["a", "b"], "port": 4001},

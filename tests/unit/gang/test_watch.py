@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 
-from train.gang import reports
+from train.gang import cause_names, reports
+from train.gang.errors import BusyError, UnreachableError, WatchEndedError
 from train.gang.records import EVENTS_FILE
-from train.gang.watch import attempt, causes, follow, journal, polling, reachability, verdict
+from train.gang.watch import attempt, follow, journal, polling, verdict
 from train.gang.watch.fetched import FetchedFile
 from train.gang.watch.follow import Gang
 from train.gang.watch.outcome import Outcome, result_of
-from train.gang.watch.polling import Limits, UnreachableError
+from train.gang.watch.polling import Limits
 from train.gang.watch.views import Target
 
 Update = dict[str, Any]
@@ -362,12 +363,16 @@ AFTER_12 = "left after step 12 of 20 while the others trained on: worker-{0} on 
 @pytest.mark.parametrize(
     ("states", "cause", "words"),
     [
-        ({"worker_0": [WAITED], "worker_1": [LEFT]}, causes.LEFT, AFTER_12.format(0)),
-        ({"worker_1": [LEFT], "worker_0": [WAITED]}, causes.LEFT, AFTER_12.format(0)),
-        ({"worker_0": [HUNG | {"ended_at": 300.0}], "worker_1": [LEFT]}, causes.LEFT, "no step"),
+        ({"worker_0": [WAITED], "worker_1": [LEFT]}, cause_names.LEFT, AFTER_12.format(0)),
+        ({"worker_1": [LEFT], "worker_0": [WAITED]}, cause_names.LEFT, AFTER_12.format(0)),
+        (
+            {"worker_0": [HUNG | {"ended_at": 300.0}], "worker_1": [LEFT]},
+            cause_names.LEFT,
+            "no step",
+        ),
         (  # its process is still ending while the others notice that its connections are closed
             {"worker_0": [WAITED | {"ended_at": 9.0}], "worker_1": [*[STEPPING] * 20, LEFT]},
-            causes.LEFT,
+            cause_names.LEFT,
             AFTER_12.format(0),
         ),
         (  # the first of two to leave, though the second one's record is older
@@ -376,12 +381,12 @@ AFTER_12 = "left after step 12 of 20 while the others trained on: worker-{0} on 
                 "worker_2": [WAITED],
                 "worker_1": [LEFT],
             },
-            causes.LEFT,
+            cause_names.LEFT,
             AFTER_12.format(2),
         ),
         (
             {"worker_0": [WAITED], "worker_1": [LEFT | {"progress": ""}]},
-            causes.LEFT,
+            cause_names.LEFT,
             "left while the others went on",
         ),
     ],
@@ -405,12 +410,12 @@ def test_a_rank_that_left_is_at_fault_and_not_one_that_lost_it(
         (
             {"worker_0": [WAITED], "worker_1": [LEFT | {"ended_at": 90.0}]},
             "worker-0",
-            causes.NETWORK,
+            cause_names.NETWORK,
         ),
         (
             {"worker_0": [WAITED], "worker_1": [LEFT], "worker_2": [STEPPING | {"frozen": True}]},
             "worker-2",
-            causes.FROZEN,
+            cause_names.FROZEN,
         ),
     ],
 )
@@ -424,7 +429,11 @@ def test_a_rank_that_completed_is_not_always_one_that_left(
 
 def test_weights_that_differ_fail_the_job(gang: Make) -> None:
     outcome = gang(Hosts(worker_0=[done(sha="a" * 64)], worker_1=[done(sha="b" * 64)])).follow()
-    assert (outcome.state, outcome.root_cause, outcome.cause) == ("failed", None, causes.WEIGHTS)
+    assert (outcome.state, outcome.root_cause, outcome.cause) == (
+        "failed",
+        None,
+        cause_names.WEIGHTS,
+    )
     assert "aaaaaaaaaaaa on worker-0; bbbbbbbbbbbb on worker-1" in outcome.message
 
 
@@ -462,7 +471,7 @@ def test_a_rank_that_seems_frozen_is_named(gang: Make) -> None:
     assert outcome.message.splitlines()[0] == (
         f"worker-1 on host-of-worker-1 is unreachable: worker-0 on host-of-worker-0 {reason}"
     )
-    assert outcome.cause == causes.NETWORK
+    assert outcome.cause == cause_names.NETWORK
 
 
 #: It makes a step with each update.
@@ -487,7 +496,7 @@ def probing(word: str) -> dict[str, Any]:
 def test_a_host_away_is_lost_if_confirmed(gang: Make, evidence: dict[str, Any], words: str) -> None:
     hosts = Hosts(worker_0=[STEPPING], worker_1=[STEPPING, GONE])
     outcome = gang(hosts, unreachable_timeout=0.5, **evidence).follow()
-    assert (outcome.root_cause, outcome.cause) == ("worker-1", causes.UNREACHABLE)
+    assert (outcome.root_cause, outcome.cause) == ("worker-1", cause_names.UNREACHABLE)
     assert "was unreachable for 0.5 s (train_job_unreachable_timeout): gone; " in outcome.message
     assert words in outcome.message
     assert outcome.unreachable == ["host-of-worker-1"]
@@ -521,7 +530,7 @@ def test_the_word_of_a_rank_that_is_cut_off_counts_less_than_what_the_hosts_find
     cut_off: Told = [STEPPING, accusing("worker-0", 10.0)]
     hosts = Hosts(worker_0=[STEPPING], worker_1=cut_off, worker_2=[STEPPING])
     outcome = gang(hosts, **three(INTO_1)).follow()
-    assert (outcome.root_cause, outcome.cause) == ("worker-1", causes.NETWORK)
+    assert (outcome.root_cause, outcome.cause) == ("worker-1", cause_names.NETWORK)
     assert "worker-1 on host-of-worker-1 is not reached by worker-0, worker-2" in outcome.message
 
 
@@ -547,14 +556,14 @@ def test_the_word_of_one_rank_is_not_enough_while_others_will_report_soon(
         worker_0=[accusing("worker-1", 10.0)], worker_1=[STEPPING], worker_2=[STEPPING, *second]
     )
     outcome = gang(hosts, **three(set())).follow()
-    assert (outcome.root_cause, outcome.cause) == ("worker-1", causes.NETWORK)
+    assert (outcome.root_cause, outcome.cause) == ("worker-1", cause_names.NETWORK)
     assert "could not be reached by the others" in outcome.message
 
 
 def test_of_two_that_lost_each_other_neither_is_named(gang: Make) -> None:
     hosts = Hosts(worker_0=[accusing("worker-1", 10.0)], worker_1=[accusing("worker-0", 10.1)])
     outcome = gang(hosts, **probing("open")).follow()
-    assert (outcome.root_cause, outcome.cause) == (None, causes.NETWORK)
+    assert (outcome.root_cause, outcome.cause) == (None, cause_names.NETWORK)
     first, step, _ = outcome.message.splitlines()
     both = "worker-0 on host-of-worker-0 and worker-1 on host-of-worker-1"
     assert first.startswith(f"{both} lost contact with each other: worker-0 on host-of-worker-0 ")
@@ -564,7 +573,7 @@ def test_of_two_that_lost_each_other_neither_is_named(gang: Make) -> None:
 def test_of_a_gang_that_fell_at_the_start_the_rank_is_named_that_nobody_reaches(gang: Make) -> None:
     hosts = Hosts(worker_0=[LOST], worker_1=[LOST])
     outcome = gang(hosts, **probing("timeout")).follow()
-    assert (outcome.root_cause, outcome.cause) == ("worker-1", causes.BLOCKED)
+    assert (outcome.root_cause, outcome.cause) == ("worker-1", cause_names.BLOCKED)
 
 
 @pytest.mark.parametrize(
@@ -616,7 +625,7 @@ def test_after_a_cut_hosts_have_time_to_answer(gang: Make, monkeypatch: pytest.M
 @pytest.mark.parametrize("error", [GONE, AttributeError("no such plugin")])
 def test_a_limit_without_connection_ends_the_watch_alone(gang: Make, error: Exception) -> None:
     watched = gang(Hosts(worker_0=[STEPPING, error]), disconnected_timeout=0.3)
-    with pytest.raises(reachability.WatchEndedError, match="train_job_disconnected_timeout"):
+    with pytest.raises(WatchEndedError, match="train_job_disconnected_timeout"):
         watched.follow()
     assert str(error) in notices(watched)[0]["text"]
 
@@ -753,7 +762,7 @@ def test_what_a_restart_costs_is_noticed_once(
 def test_two_do_not_follow_one_job(gang: Make) -> None:
     first = gang(Hosts(worker_0=[done()]))
     follower = rf"another process follows this job already: .* \(pid {os.getpid()} on .*python"
-    with pytest.raises(polling.BusyError, match=follower):
+    with pytest.raises(BusyError, match=follower):
         gang(Hosts(worker_0=[done()]))
     assert first.follow().state == "completed"
 

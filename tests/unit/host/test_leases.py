@@ -35,7 +35,7 @@ from tests.support.bare_ranks import stage, wait_until
 from tests.support.lab import REPOSITORY
 from tests.support.lease_ranks import PORT, Starter, holder, jobs, queue, spec_of
 from train.gang import leasing
-from train.gang.watch import polling
+from train.gang.errors import UnreachableError
 from train.host import calls, leases, preflight, records
 
 GPU = {"gpu/GPU-a": "GPU 0"}
@@ -730,7 +730,7 @@ class Machines:
 
     def ask(self, host: str, request: dict[str, Any]) -> dict[str, Any]:
         if host in self.down:
-            raise polling.UnreachableError("no route to host")
+            raise UnreachableError("no route to host")
         return leases.answer(request)
 
     def requests(self, job: str, made: float, hosts: tuple[str, ...] = HOSTS) -> dict[str, Any]:

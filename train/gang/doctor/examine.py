@@ -20,7 +20,7 @@ from train.gang import (
 )
 from train.gang.doctor import PARTS, findings
 from train.gang.doctor.records import Examined, Login
-from train.gang.plan.ranks import PlanError
+from train.gang.errors import PlanError
 from train.host.checkup import Checkup
 from train.host.links import Link
 from train.host.threads import ask_all

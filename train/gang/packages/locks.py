@@ -24,9 +24,9 @@ from packaging.pylock import Pylock
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from train.gang.errors import PlanError
 from train.gang.packages import uv, wheels
 from train.gang.packages.requested import Line, Requested
-from train.gang.plan.ranks import PlanError
 from train.gang.scratch import Scratch
 
 #: Distributions that contain the package ``tensorflow``. The locked one satisfies all of them.

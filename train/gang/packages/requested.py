@@ -14,8 +14,8 @@ from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 
+from train.gang.errors import PlanError
 from train.gang.packages import uv
-from train.gang.plan.ranks import PlanError
 
 #: The value of ``train_job_requirements`` for the file next to the script.
 NEXT_TO_SCRIPT = "auto"

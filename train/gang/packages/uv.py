@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from train.gang.plan.ranks import PlanError
+from train.gang.errors import PlanError
 
 #: Time limit of a resolution, in seconds.
 _LIMIT_S = 600.0

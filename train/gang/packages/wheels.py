@@ -15,8 +15,8 @@ from packaging.pylock import Package, Pylock
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
+from train.gang.errors import PlanError
 from train.gang.packages import uv
-from train.gang.plan.ranks import PlanError
 
 #: Newest glibc version 2.N of wheels to consider. A host's pip rejects wheels that are too new.
 _NEWEST_GLIBC = 40

@@ -13,20 +13,12 @@ from pathlib import Path
 from ansible.release import __version__ as ansible_version
 
 from train.gang import connections, notify, reports, run_folders, suggestions
+from train.gang.errors import PlanError
 from train.gang.login_failures import names_of
-from train.gang.packages import of_gang
-from train.gang.plan import (
-    gpus,
-    job_variables,
-    placement,
-    script_environment,
-    script_imports,
-    staging,
-    withdrawal,
-)
+from train.gang.plan import gpus, placement, script_imports, script_packages, staging, withdrawal
 from train.gang.plan import ranks as plan
-from train.gang.plan.ranks import PlanError
-from train.gang.records import MANIFEST_FILE, Attempt, Manifest, PlannedRank, read_result
+from train.gang.records import MANIFEST_FILE, Attempt, Manifest, PlannedRank, read_result, staged
+from train.gang.variables import job_variables, script_environment
 from train.host import records
 from train.host.preflight import INSTALL
 
@@ -48,7 +40,7 @@ def check_variables(play: connections.Play, args: Args) -> dict[str, object]:
     ranks = [one for host, one in environments.items() if members[host] != placement.SPARE]
     return {
         "changed": False,
-        "modules": of_gang.script_modules(args),
+        "modules": script_packages.script_modules(args),
         "ranks": {
             host: {"arguments": arguments[host], "environment_names": sorted(environments[host])}
             for host in members
@@ -67,7 +59,7 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
         name: reports.facts(play.registered(name, args["registered"])["host"]) for name in names
     }
     packages = args["packages"]
-    hosts = dict(of_gang.with_packages(hosts, packages))
+    hosts = dict(script_packages.with_packages(hosts, packages))
     ranks = plan.plan_ranks(groups, hosts)
     gpus.share(ranks, hosts)
     configs = {rank["host"]: json.loads(args["tf_config"][rank["host"]]) for rank in ranks}
@@ -75,7 +67,7 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
     attempt, job = int(args["attempt"]), str(args["job"])
     runs_dir = Path(args["runs_dir"]).expanduser().resolve()
     if attempt > 1:
-        manifest, run_dir = plan.read_manifest(job, runs_dir), runs_dir / job
+        manifest, run_dir = run_folders.read_manifest(job, runs_dir), runs_dir / job
         archive = run_dir / records.ARCHIVE_FILE
         staging.check_archive(archive, manifest["code_sha256"])
         staging.check_arguments(manifest, archive, configs)
@@ -90,13 +82,13 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
         staging.check_arguments(manifest, code, configs)
         if play.check_mode:
             return checked
-        job, run_dir = plan.choose_job(job, script.path, runs_dir)
+        job, run_dir = run_folders.choose_job(job, script.path, runs_dir)
         if args["readable_by"] == "all":
             run_folders.open_to_all(run_dir)
         archive = run_dir / records.ARCHIVE_FILE
         manifest |= {"job": job, "code_sha256": staging.pack(code, archive), "packages": packages}
         if packages:
-            of_gang.keep(packages, run_dir)
+            script_packages.keep(packages, run_dir)
     copy = bool(args["checkpoint_copy"]) and not args["checkpoint_dir"] and not groups["ps"]
     plan.keep_checkpoints(ranks, hosts, manifest.get("results_dirs", {}), copy)
     manifest = _with_attempt(manifest, args, ranks, hosts)
@@ -115,7 +107,7 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
         "archive": str(archive),
         "hosts": names,
         "ranks": {rank["host"]: rank for rank in ranks},
-        "manifest": plan.staged(manifest),  # in this form, it is only stored on the hosts
+        "manifest": staged(manifest),  # in this form, it is only stored on the hosts
     }
 
 

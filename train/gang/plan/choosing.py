@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from train.gang import connections, login_failures, reports
+from train.gang import connections, login_failures, reports, run_folders
 from train.gang.connections import Args, Returned
-from train.gang.plan import placement, ranks, renaming
-from train.gang.plan.ranks import NothingAnsweredError, PlanError
+from train.gang.errors import NothingAnsweredError, PlanError
+from train.gang.plan import placement, renaming
 from train.gang.records import MANIFEST_FILE, Manifest
 from train.host import records
 
@@ -43,7 +43,7 @@ def choose_hosts(play: connections.Play, args: Args) -> Result:
 def _known_manifest(play: connections.Play, checks: Mapping[str, Returned], args: Args) -> Manifest:
     """Return the manifest of the previous attempt, stored with the host names of this play."""
     runs_dir = Path(args["runs_dir"]).expanduser()
-    manifest = ranks.read_manifest(args["job"], runs_dir)
+    manifest = run_folders.read_manifest(args["job"], runs_dir)
     reported = {host: check.get("ranks") or () for host, check in checks.items()}
     named = renaming.in_names_of(manifest, renaming.inventory_of(play, list(checks), reported))
     if named is not manifest and not play.check_mode:

@@ -9,7 +9,8 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-from train.gang.plan.ranks import Hosts, PlanError
+from train.gang.errors import PlanError
+from train.gang.plan.ranks import Hosts
 from train.gang.records import PlannedRank
 from train.host.records import BusyGpu, Gpu, HostFacts, is_number
 

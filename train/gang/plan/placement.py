@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
+from train.gang.errors import PlanError
 from train.gang.login_failures import names_of
-from train.gang.plan.ranks import PlanError
 from train.host import records
 
 #: The inventory group of hosts that replace lost ones.

@@ -14,10 +14,9 @@ from typing import Any
 
 from train.gang import archives, connections, reports, run_folders
 from train.gang import records as gang_records
+from train.gang.errors import NothingAnsweredError, PlanError
 from train.gang.login_failures import names_of
-from train.gang.plan import ranks as plan
 from train.gang.plan import renaming, staging, withdrawal
-from train.gang.plan.ranks import NothingAnsweredError, PlanError
 from train.gang.plan.renaming import Inventory
 from train.gang.records import Attempt, FoundRank, Manifest, PlannedRank, Policy
 from train.gang.reports import ReportError, fields, items, mapping, matching, record, task, text
@@ -114,7 +113,7 @@ def choose(
     if own is None or chosen is None or _claim(chosen) != _claim(own):
         return chosen, warnings
     was_staged = any(_claim(manifest) == _claim(own) for manifest in found.values())
-    return (plan.staged(own) if was_staged else own), warnings
+    return (gang_records.staged(own) if was_staged else own), warnings
 
 
 def _is_confirmed(manifest: Manifest, found: Mapping[str, Manifest]) -> bool:
@@ -144,8 +143,8 @@ def find(play: connections.Play, args: connections.Args) -> dict[str, object]:
     """
     job = str(args["job"])
     if not job:
-        raise plan.PlanError("which job? name it: -e train_job_id=JOB")
-    plan.check_id(job)
+        raise PlanError("which job? name it: -e train_job_id=JOB")
+    run_folders.check_id(job)
     names = [host for hosts in args["groups"].values() for host in hosts]
     states = {name: play.registered(name, args["registered"]) for name in names}
     reported = {name: _ranks_in(state) for name, state in states.items()}

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from train.gang import connections, reports
-from train.gang.plan.ranks import PlanError
+from train.gang.errors import PlanError
 from train.gang.records import Attempt, Manifest, PlannedRank
 from train.host.records import RankInfo
 

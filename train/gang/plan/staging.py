@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from train.gang import REPOSITORY, archives
-from train.gang.plan.ranks import PlanError
+from train.gang.errors import PlanError
 from train.gang.records import Manifest, arguments_of
 from train.gang.scratch import Scratch
 from train.host import processes, records

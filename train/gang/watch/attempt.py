@@ -13,8 +13,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
-from train.gang import connections, notify, reports, suggestions
-from train.gang.plan import ranks as plan
+from train.gang import connections, notify, reports, run_folders, suggestions
 from train.gang.records import (
     MANIFEST_FILE,
     RESULT_FILE,
@@ -23,6 +22,7 @@ from train.gang.records import (
     Result,
     read_manifest,
     read_result,
+    staged,
 )
 from train.gang.watch import (
     causes,
@@ -51,8 +51,8 @@ def follow_gang(play: connections.Play, args: Args) -> dict[str, object]:
     run_dir = Path(args["run_dir"]).expanduser()
     gang = _gang(play, args, connections.say)
     if not args["ranks"]:  # attach has this from the hosts
-        manifest = plan.read_manifest(run_dir.name, run_dir.parent)
-        records.write_json(str(run_dir / MANIFEST_FILE), plan.staged(manifest))
+        manifest = run_folders.read_manifest(run_dir.name, run_dir.parent)
+        records.write_json(str(run_dir / MANIFEST_FILE), staged(manifest))
     ended = gang.follow()
     records.write_json(str(run_dir / OUTCOME_FILE), asdict(ended))
     return {

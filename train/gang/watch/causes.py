@@ -1,6 +1,6 @@
 """Causes of failures, their remedies, and the decision whether another attempt follows.
 
-host/ends.py has the causes in ``state.json``. Causes that only the control node can see are here.
+The names of the causes are in host/ends.py and cause_names.py.
 The decision is made once, from the job's folder on the control node, and written to its result.
 Supervising programs follow it.
 """
@@ -13,22 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from train.gang import cause_names
 from train.gang.packages.names import package_of
 from train.gang.records import RESULT_FILE, RankResult, Result, read_manifest, read_result
 from train.gang.watch.script_faults import known_fault
 from train.host import ends, records, tracebacks
 from train.host.suggested import suggest
-
-UNREACHABLE = "unreachable"
-NOT_STARTED = "not_started"
-FROZEN = "frozen"
-NETWORK = "network"
-ADDRESS = "address"
-BLOCKED = "blocked"
-PROXY = "proxy"
-WEIGHTS = "weights"
-LEFT = "left"
-ALONE = "alone"
 
 
 class Cause(NamedTuple):
@@ -80,23 +70,27 @@ CAUSES = {
         False, f"run `{suggest('setup', tags='tensorflow')}`, or set train_job_python"
     ),
     ends.FENCED: Cause(False, "let the other job end, or choose another train_job_port"),
-    UNREACHABLE: Cause(True, "check the host and its network"),
-    NOT_STARTED: Cause(True, "check what its host reports"),
-    FROZEN: Cause(True, "check what stopped the process or the host"),
-    NETWORK: Cause(True, f"check the network between these hosts: {_DOCTOR}"),
-    ADDRESS: Cause(False, "set train_job_address to an address that the others reach"),
-    BLOCKED: Cause(
+    cause_names.UNREACHABLE: Cause(True, "check the host and its network"),
+    cause_names.NOT_STARTED: Cause(True, "check what its host reports"),
+    cause_names.FROZEN: Cause(True, "check what stopped the process or the host"),
+    cause_names.NETWORK: Cause(True, f"check the network between these hosts: {_DOCTOR}"),
+    cause_names.ADDRESS: Cause(False, "set train_job_address to an address that the others reach"),
+    cause_names.BLOCKED: Cause(
         False, f"open the port to the other hosts: `{suggest('setup', tags='firewall')}` does"
     ),
-    PROXY: Cause(False, "take the proxy out of train_job_environment, or set no_grpc_proxy"),
-    LEFT: Cause(
+    cause_names.PROXY: Cause(
+        False, "take the proxy out of train_job_environment, or set no_grpc_proxy"
+    ),
+    cause_names.LEFT: Cause(
         False,
         "give all ranks the same number of steps (`.repeat()` with steps_per_epoch, without the "
         "remainder), evaluate and save with a strategy in all ranks, and let them wait for one "
         "another at the end (docs/your-script.md)",
     ),
-    ALONE: Cause(False, "make the strategy in every rank, and leave TF_CONFIG as it is"),
-    WEIGHTS: Cause(False, f"check what differs between the hosts: {_DOCTOR}"),
+    cause_names.ALONE: Cause(
+        False, "make the strategy in every rank, and leave TF_CONFIG as it is"
+    ),
+    cause_names.WEIGHTS: Cause(False, f"check what differs between the hosts: {_DOCTOR}"),
 }
 
 #: Exceptions that come from the environment rather than the script, either directly or as the
@@ -146,7 +140,7 @@ class Failure:
     def again(self) -> bool:
         """Whether the cause justifies another attempt."""
         error = exception_in(self.reason)
-        if self.cause in (ends.EXIT, NETWORK) and known_fault(error):
+        if self.cause in (ends.EXIT, cause_names.NETWORK) and known_fault(error):
             return False
         if self.cause == ends.EXIT:
             return self.exit_code in TERMINATED or bool(_PASSING.search(error))
@@ -161,7 +155,7 @@ class Failure:
         """Whether the job did not cause it, so that it may happen twice at the same step."""
         if self.cause in (ends.SIGNAL, ends.EXIT):
             return self.exit_code in _FROM_OUTSIDE | TERMINATED
-        if self.cause == NETWORK:
+        if self.cause == cause_names.NETWORK:
             return not self.all_answer
         return self.cause not in (ends.MEMORY, ends.HUNG, ends.INTERNAL, ends.DOWNLOAD)
 
@@ -169,10 +163,10 @@ class Failure:
     def remedy(self) -> str:
         """The remedy, with markers for commands."""
         error = exception_in(self.reason)
-        if self.cause in (ends.EXIT, NETWORK) and (fault := known_fault(error)):
+        if self.cause in (ends.EXIT, cause_names.NETWORK) and (fault := known_fault(error)):
             return fault
         if self.cause == ends.EXIT and self.again:
-            return CAUSES[NETWORK].remedy if self.exit_code not in TERMINATED else ""
+            return CAUSES[cause_names.NETWORK].remedy if self.exit_code not in TERMINATED else ""
         if self.cause == ends.EXIT and (missing := _MISSING.search(error)):
             return self._remedy_for_module(missing["name"])
         if self.cause == ends.SIGNAL and self.exit_code is not None:
@@ -216,7 +210,7 @@ def failure_of(result: Result) -> Failure:
         if rank["task"] == result["root_cause"]:
             code, reason = rank["exit_code"], rank["reason"] or ""
         answered.append(_answered(rank))
-    cause, task, step = result["cause"] or NETWORK, result["root_cause"], result["step"]
+    cause, task, step = result["cause"] or cause_names.NETWORK, result["root_cause"], result["step"]
     return Failure(cause, task, code, reason, step, all_answer=all(answered))
 
 

@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from train.gang import reports
-from train.gang.watch import causes
+from train.gang import cause_names, reports
 from train.gang.watch.views import Target
 from train.host import probe
 from train.host.records import Probed
@@ -50,7 +49,7 @@ def explain(probed: Mapping[str, Probed], peers: Peers) -> Finding | None:
     for task, own in probed.items():
         if own["proxy"]:
             reason = f"sends its messages to the others to a proxy, because of {own['proxy']}"
-            return Finding(task, causes.PROXY, reason)
+            return Finding(task, cause_names.PROXY, reason)
     for task, (address, port) in peers.items():
         if task not in probed:
             continue
@@ -67,7 +66,7 @@ def explain(probed: Mapping[str, Probed], peers: Peers) -> Finding | None:
                 f"cannot be reached at {address}:{port} (train_job_address): this is no address of "
                 f"its host, which has {addresses}"
             )
-            return Finding(task, causes.ADDRESS, reason)
+            return Finding(task, cause_names.ADDRESS, reason)
     listening = {task for task, own in probed.items() if own["listening"]}
     broken = {(source, to) for source, to in broken_paths(probed) if to in listening}
     return _of_paths(broken, probed, peers)
@@ -85,18 +84,18 @@ def _of_paths(
     if task is None and len(unreached) == len(probed) > 2:
         task = unreached[0]  # the ports of all hosts are closed, and this is one of them
     if task is None:
-        return Finding(None, causes.NETWORK, each_other(broken))
+        return Finding(None, cause_names.NETWORK, each_other(broken))
     address, port = peers[task]
     deaf = {source: probed[source]["reached"][task] for source, to in broken if to == task}
     words = ", ".join(f"{other}: {how}" for other, how in sorted(deaf.items()))
     deafened = any(source == task for source, _ in broken)
     if task in unreached and (not deafened or len(unreached) == len(probed)):
         reason = f"listens on port {port}, but nobody reaches it at {address}:{port} ({words})"
-        return Finding(task, causes.BLOCKED, reason)
+        return Finding(task, cause_names.BLOCKED, reason)
     if deafened:
-        return Finding(task, causes.NETWORK, how_cut_off(broken, task))
+        return Finding(task, cause_names.NETWORK, how_cut_off(broken, task))
     reason = f"is not reached at {address}:{port} by all ranks ({words})"
-    return Finding(task, causes.NETWORK, reason)
+    return Finding(task, cause_names.NETWORK, reason)
 
 
 def broken_paths(probed: Mapping[str, Probed]) -> set[PathBetween]:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from train.gang import listing
+from train.gang import cause_names, listing
 from train.gang.watch import causes
 from train.gang.watch.views import View, views_in_training
 from train.host import ends, records, tracebacks
@@ -104,7 +104,7 @@ def _alone(training: Sequence[View]) -> Iterator[str]:
     """Yield a doubt about ranks that have trained without the others."""
     alone = [view for view in training if view.state.get("alone")]
     if alone:
-        yield f"{_named(alone)} {TRAINED_ALONE}; {causes.CAUSES[causes.ALONE].remedy}"
+        yield f"{_named(alone)} {TRAINED_ALONE}; {causes.CAUSES[cause_names.ALONE].remedy}"
 
 
 def _left_at_work(training: Sequence[View]) -> Iterator[str]:

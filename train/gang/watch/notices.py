@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from train.gang import cause_names
 from train.gang.records import read_result
 from train.gang.watch import causes, doubts
 from train.gang.watch.journal import Journal
@@ -46,7 +47,7 @@ class Notices:
         is_going_on = any(other.phase in records.ALIVE_PHASES for other in self._training)
         if view.state.get("alone") and not view.target.non_training and is_going_on:
             about = f"{view.target.task} ({view.target.host})"
-            remedy = causes.CAUSES[causes.ALONE].remedy
+            remedy = causes.CAUSES[cause_names.ALONE].remedy
             text = f"{about} {doubts.TRAINED_ALONE}; {remedy}"
             self._journal.notice("alone", text, view, once=view.target.task)
 

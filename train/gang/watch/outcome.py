@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
-from train.gang import suggestions
+from train.gang import cause_names, suggestions
 from train.gang.records import Result
 from train.gang.watch import causes, doubts
 from train.gang.watch.diagnosis import PathBetween, cut_off, each_other, how_cut_off
@@ -178,7 +178,7 @@ def failed_at(
     The cause and reason default to those of its state, or to an unreachable host. ``reported_by``
     is the rank whose end shows the fault.
     """
-    cause = cause or view.state.get("cause") or causes.UNREACHABLE
+    cause = cause or view.state.get("cause") or cause_names.UNREACHABLE
     reason = reason or view.state.get("reason") or view.trouble or "is unreachable"
     # Its own step if it has ended by itself, because ranks report steps at different times.
     step = view.state.get("step")
@@ -218,12 +218,12 @@ def neither_at_fault(
         named = f"{view.target.task} on {view.target.host}"
         reason = re.sub(rf"\b{re.escape(view.target.task)}\b(?! on )", named, reason)
     step = max((v.record["step"] for v in views if "step" in v.record), default=None)
-    failure = causes.Failure(causes.NETWORK, None, None, reason, step)
+    failure = causes.Failure(cause_names.NETWORK, None, None, reason, step)
     where = f"the last step reported was {step}" if step is not None else "no step was reported"
     lines = [reason + _reported(reported_by), where, _what_to_do(failure, views[0].target.job)]
     lost = sorted({v.target.host for v in views if v.is_unresponsive(now)})
     return Outcome(
-        "failed", None, "\n".join(lines), cause=causes.NETWORK, step=step, unreachable=lost
+        "failed", None, "\n".join(lines), cause=cause_names.NETWORK, step=step, unreachable=lost
     )
 
 
@@ -253,7 +253,7 @@ def different_weights(training: Sequence[View]) -> Outcome | None:
         return None
     named = "; ".join(f"{value[:12]} on {', '.join(t)}" for value, t in hashes.items())
     reason = f"the ranks ended with different weights: {named}"
-    return Outcome("failed", None, reason, cause=causes.WEIGHTS)
+    return Outcome("failed", None, reason, cause=cause_names.WEIGHTS)
 
 
 def result_of(job: str, outcome: Outcome, views: Sequence[View], attempts: int) -> Result:

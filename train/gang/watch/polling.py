@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from train.gang import listing, reports, run_folders
+from train.gang.errors import BusyError
 from train.gang.watch.fetched import FetchedFile
 from train.gang.watch.views import Target, View
 from train.host import processes, records
@@ -58,14 +59,6 @@ _PLACES: Mapping[reports.FileName, str] = {
     "progress": "progress/{}.jsonl",
     "supervisor": "logs/{}.supervisor.log",
 }
-
-
-class BusyError(Exception):
-    """Another process already follows the job."""
-
-
-class UnreachableError(Exception):
-    """A host cannot be reached."""
 
 
 #: Asks the machine of a rank for updates of its ranks. For the other arguments and the result, see

@@ -7,14 +7,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from train.gang.errors import WatchEndedError
 from train.gang.login_failures import names_of
 from train.gang.watch.journal import Journal
 from train.gang.watch.polling import Limits
 from train.gang.watch.views import View
-
-
-class WatchEndedError(Exception):
-    """The watch ends, but the job continues."""
 
 
 class Reachability:

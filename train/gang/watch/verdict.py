@@ -10,7 +10,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from train.gang.watch import causes, doubts
+from train.gang import cause_names
+from train.gang.watch import doubts
 from train.gang.watch.activity import Activity
 from train.gang.watch.diagnosis import Diagnosis, Finding, PathBetween, Peers, Probe
 from train.gang.watch.journal import Journal
@@ -171,7 +172,7 @@ class Verdict:
         others = [other for other in self._training if other.phase != records.COMPLETED]
         named = ", ".join(other.target.task for other in others)
         reason = f"{doubts.TRAINED_ALONE}; {named} waited for it"
-        return failed_at(self.views, view, now=now, cause=causes.ALONE, reason=reason)
+        return failed_at(self.views, view, now=now, cause=cause_names.ALONE, reason=reason)
 
     def _overdue(self, view: View, now: float) -> Finding | None:
         """Return why a rank that has not failed keeps the job waiting, or None."""
@@ -182,10 +183,10 @@ class Verdict:
             limit = f"{limits.unreachable_timeout:g} s (train_job_unreachable_timeout)"
             trouble = f": {view.trouble}" if view.trouble else ""
             reason = f"was unreachable for {limit}{trouble}; {evidence}"
-            return Finding(task, causes.UNREACHABLE, reason)
+            return Finding(task, cause_names.UNREACHABLE, reason)
         if view.frozen_since is not None and now - view.frozen_since > FROZEN_LIMIT:
             reason = f"was stopped for {FROZEN_LIMIT:g} s by a signal or a debugger"
-            return Finding(task, causes.FROZEN, reason)
+            return Finding(task, cause_names.FROZEN, reason)
         if view.phase != host_ranks.ABSENT:
             return None
         if view.target.start_error and not self._is_cut:
@@ -195,7 +196,7 @@ class Verdict:
             view.trouble = f"did not start within {limit}"
         else:
             return None
-        return Finding(task, causes.NOT_STARTED, view.trouble)
+        return Finding(task, cause_names.NOT_STARTED, view.trouble)
 
     def _kept_waiting(self, needed: Sequence[View]) -> Finding | None:
         """Notice ranks that have not opened their port, but whose supervisors see signs of life.
@@ -293,18 +294,18 @@ class Verdict:
         first = first_of(failed)
         lost = stuck(self.views, now)
         if lost is not None:
-            about: Any = {"cause": causes.UNREACHABLE, "reason": "is unreachable"}
+            about: Any = {"cause": cause_names.UNREACHABLE, "reason": "is unreachable"}
             if lost.state.get("frozen"):
                 frozen = "is stopped by a signal or a debugger"
-                about = {"cause": causes.FROZEN, "reason": frozen}
+                about = {"cause": cause_names.FROZEN, "reason": frozen}
             return failed_at(self.views, lost, now=now, **about, reported_by=first)
         left = rank_that_left(self.views, failed)
         if left is not None:
-            about = {"cause": causes.LEFT, "reason": how_it_left(left), "reported_by": first}
+            about = {"cause": cause_names.LEFT, "reason": how_it_left(left), "reported_by": first}
             return failed_at(self.views, left, now=now, **about)
         contact = who_lost_contact(self.views, failed, *self._paths())
         if contact is None:
-            cause = causes.NETWORK if first.state.get("exit_code") is not None else ""
+            cause = cause_names.NETWORK if first.state.get("exit_code") is not None else ""
             return failed_at(self.views, first, now=now, cause=cause)
         living = [v for v in self.views if v.target.task in self._peers and not v.final]
         if contact.one_word and len(self._peers) > 2 and living and waited < WORDS_WAIT:
@@ -313,9 +314,9 @@ class Verdict:
         if lost is None:
             return neither_at_fault(self.views, reason, now=now, reported_by=first)
         by = first_of([view for view in failed if view is not lost] or failed)
-        about = {"cause": causes.NETWORK, "reason": reason, "reported_by": by}
+        about = {"cause": cause_names.NETWORK, "reason": reason, "reported_by": by}
         if not lost.final and (lost.trouble or lost.silence(now) > 0):
-            about |= {"cause": causes.UNREACHABLE, "reason": "is unreachable"}
+            about |= {"cause": cause_names.UNREACHABLE, "reason": "is unreachable"}
         return failed_at(self.views, lost, now=now, **about)
 
     def _paths(self) -> tuple[set[PathBetween], set[PathBetween]]:

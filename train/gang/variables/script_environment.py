@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from train.gang.plan.typed_values import Written, at, kind_of, text_of
+from train.gang.variables.typed_values import Written, at, kind_of, text_of
 
 #: Returns where a value is set, such as ``hosts.yml:4``, or an empty text if unknown.
 Where = Callable[[Any], str]

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from train.gang.plan.typed_values import Written, shown, text_of
+from train.gang.variables.typed_values import Written, shown, text_of
 
 
 def words(value: Any, written: Written) -> list[str]:

@@ -18,9 +18,17 @@ from typing import Any
 import yaml
 
 from train.gang import REPOSITORY
-from train.gang.plan import script_arguments
-from train.gang.plan.ranks import PlanError
-from train.gang.plan.typed_values import LONGEST, Option, Written, at, converted, kind_of, shown
+from train.gang.errors import PlanError
+from train.gang.variables import script_arguments
+from train.gang.variables.typed_values import (
+    LONGEST,
+    Option,
+    Written,
+    at,
+    converted,
+    kind_of,
+    shown,
+)
 
 ENVIRONMENT = "train_job_environment"
 ARGUMENTS = "train_job_args"

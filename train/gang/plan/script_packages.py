@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
-from train.gang import REPOSITORY, connections, login_failures, reports, suggestions
+from train.gang import REPOSITORY, connections, login_failures, reports, run_folders, suggestions
+from train.gang.errors import PlanError
 from train.gang.packages import locks, requested
 from train.gang.packages.locks import Lock
 from train.gang.packages.names import package_of
 from train.gang.packages.requested import Requested
-from train.gang.plan import ranks, script_imports, staging
-from train.gang.plan.ranks import Hosts, PlanError
+from train.gang.plan import script_imports, staging
+from train.gang.plan.ranks import Hosts
 from train.gang.records import Packages
 from train.host.records import Environment, HostFacts
 
@@ -55,7 +56,7 @@ def lock_packages(play: connections.Play, args: Args) -> dict[str, object]:
     }
     warnings: list[str] = []
     if int(args["attempt"]) > 1:
-        manifest = ranks.read_manifest(args["job"], Path(args["runs_dir"]).expanduser())
+        manifest = run_folders.read_manifest(args["job"], Path(args["runs_dir"]).expanduser())
         packages = manifest.get("packages")
     else:
         folder = staging.find_script(args["script"], str(args["module"])).folder

@@ -1,0 +1,26 @@
+"""Causes of failures that only the control node can detect. host/ends.py has the others."""
+
+from __future__ import annotations
+
+from train.host import ends
+
+UNREACHABLE = "unreachable"
+NOT_STARTED = "not_started"
+FROZEN = "frozen"
+NETWORK = "network"
+ADDRESS = "address"
+BLOCKED = "blocked"
+PROXY = "proxy"
+WEIGHTS = "weights"
+LEFT = "left"
+ALONE = "alone"
+
+#: All causes.
+CAUSES = frozenset(
+    {
+        *(UNREACHABLE, NOT_STARTED, FROZEN, NETWORK, ADDRESS, BLOCKED, PROXY, WEIGHTS, LEFT, ALONE),
+        *(ends.EXIT, ends.SIGNAL, ends.MEMORY, ends.DISK, ends.DOWNLOAD, ends.START_TIMEOUT),
+        *(ends.HUNG, ends.LINGERED, ends.MAX_RUNTIME, ends.STOPPED, ends.SUPERVISOR),
+        *(ends.INTERNAL, ends.REBOOT, ends.UNSTARTABLE, ends.FENCED),
+    }
+)
