@@ -42,7 +42,7 @@ def test_a_rank_with_fewer_steps_is_named_and_not_the_one_that_lost_it(
     assert (saved["root_cause"], saved["cause"]) == (f"worker-{leaver}", "left"), message
     assert saved["attempts"] == 1, message
     assert "left after step 5 of 8 while the others trained on" in message
-    assert "not started again: it would fail in the same way again" in message
+    assert "not restarted: it would fail in the same way again" in message
 
 
 #: A rank without TensorFlow; the one with index 1 opens its port after so many seconds, in which it

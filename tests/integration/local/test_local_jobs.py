@@ -216,7 +216,7 @@ def test_it_refuses_what_a_job_would_and_a_host_that_is_not_there(local_lab: Lab
     lab = local_lab()
     unknown = train(*lab.words("tf-config"), "worker7")
     assert (unknown.returncode, unknown.stdout) == (2, "")
-    assert "worker7 has no rank, there are worker0, worker1" in unknown.stderr
+    assert "worker7 has no rank: choose one of worker0, worker1" in unknown.stderr
 
     with socket.create_server(("0.0.0.0", host_variables(lab, "worker1")["train_job_port"])):
         busy = train(*lab.words("tf-config"))

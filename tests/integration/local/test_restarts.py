@@ -119,7 +119,7 @@ def test_a_bug_is_not_tried_again_but_by_hand(local_lab: Labs) -> None:
         assert restarted(seen.events) == []
         message = seen.result["message"]
         assert message.startswith("worker-1 on worker1 exited with code 1: ModuleNotFoundError")
-        assert message.endswith("not started again: it would fail in the same way again")
+        assert message.endswith("not restarted: it would fail in the same way again")
         assert lab.saved("bug")["cause"] == "exit"
         assert job_processes(lab.root) == []
     again = Command(*lab.words("restart", "--json", "bug")).end()

@@ -147,7 +147,7 @@ def test_the_folder_of_results_is_the_inventorys(local_lab: Labs, script: str) -
     (lab.inventory / "hosts.yml").write_text(json.dumps(hosts))
     refused = run(*_train("run"), *given, *words)
     assert refused.returncode == 2
-    assert "train_job_runs_dir holds for the whole gang" in refused.stderr
+    assert "train_job_runs_dir must be the same for the whole gang" in refused.stderr
     assert "/other on worker0" in refused.stderr
 
 

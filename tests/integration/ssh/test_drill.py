@@ -174,7 +174,7 @@ def test_no_drill_beside_a_real_job(local_lab: Labs) -> None:
     command.wait_for(training)
     done = train(*lab.words("drill", "--fault", "kill"))
     assert done.returncode == 2
-    assert "no drill alongside a real job: real on " in done.stderr
+    assert "the drill does not run alongside other jobs: real on " in done.stderr
     assert train(*lab.words("stop", "real")).returncode == 0
     command.end()
 
@@ -184,7 +184,7 @@ def test_the_playbook_passes_options_on_and_refuses_a_limit(local_lab: Labs) -> 
     options = ["--private-key", "/nowhere/the key", "--no-such-option"]
     done = lab.playbook("drill.yml", "-b", drill_options=options)
     assert done.returncode == 2
-    assert "there is no option --no-such-option" in done.stdout
+    assert "unknown option --no-such-option" in done.stdout
     done = lab.playbook("drill.yml", "--limit", "worker1")
     assert done.returncode == 2
     assert "leave --limit out" in done.stdout
@@ -204,7 +204,8 @@ def test_no_drill_beside_a_job_of_another_user(local_lab: Labs, supervisor: Star
         done = train(*lab.words("drill", "--fault", "kill"))
     assert done.returncode == 2, done.stdout + done.stderr
     assert re.search(
-        r"no drill alongside another job: worker[01] is in use by worker-0", done.stderr
+        r"the drill does not run alongside other jobs: worker[01] is in use by worker-0",
+        done.stderr,
     )
     assert "job theirs (user uid 12001, since " in done.stderr
     assert not lab.runs_dir.exists(), "a job was started"

@@ -98,7 +98,7 @@ def test_out_of_memory(ssh_lab: Labs, testbed: Testbed) -> None:
         *(ssh_lab(worker=2), testbed, "eaten", ["worker-1"], "memory"),
         "was killed by SIGKILL (signal 9) because its control group had no memory left",
         "what to do: lower the batch size",
-        "not started again: it has failed at step 5 in the same way twice",
+        "not restarted: it has failed at step 5 in the same way twice",
         arguments=["--steps", "900", "--eat", "worker-1"],
         fault=faults.little_memory(testbed.hosts[1], 512),
         attempts=2,
