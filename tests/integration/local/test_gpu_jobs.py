@@ -68,7 +68,7 @@ def test_a_job_and_the_gpus_of_others(
     assert supervisor().starts(folder, holder("night-1"), theirs) is None
     done = copy.run("few", **place)
     assert done.returncode == 2
-    expected = "there are too few free GPUs, the machine has 4 GPUs; GPU 1 is in use by worker-0 of"
+    expected = "not enough free GPUs: the machine has 4 GPUs; GPU 1 is in use by worker-0 of"
     assert expected in done.stdout, done.stdout
     assert "or wait for it (-e train_job_queue_timeout=SECONDS)" in done.stdout
     assert f"pid {me}" not in done.stdout

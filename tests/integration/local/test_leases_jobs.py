@@ -55,7 +55,7 @@ def test_a_job_is_refused_or_waits_for_another_one(lab: Lab, tmp_path: Path) -> 
     assert tired.code == 2
     message = tired.result["message"]
     assert f"worker0: port {ports(lab)[0]} is in use by worker-0 of job first (user " in message
-    assert "; waited 1 s for it (train_job_queue_timeout)" in message
+    assert "; gave up after 1 s (train_job_queue_timeout)" in message
     assert not (folder / "hosts/jobs").exists()
     assert not (folder / "runs/second").exists(), "its id is free again"
 

@@ -35,7 +35,7 @@ def test_a_module_of_a_package_runs_with_its_arguments(local_lab: Labs, tmp_path
     assert "ran 7 ['--steps', '3']" in (lab.runs_dir / "module/logs/worker-0.log").read_text()
     again = train(*lab.words("run", *words[:2], "--module", "trainer.missing"))
     assert again.returncode != 0
-    assert "there is no module trainer.missing" in again.stderr
+    assert "no module trainer.missing" in again.stderr
 
 
 def test_a_job_runs_and_its_results_come_home(

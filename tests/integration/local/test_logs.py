@@ -171,7 +171,7 @@ def test_a_large_log_delays_no_end_and_is_kept_within_its_limits(
     assert run.code == 1
     assert "ValueError: the last words of" in run.result["message"].splitlines()[-1]
     notices = "\n".join(e["text"] for e in run.events if e["event"] == "notice")
-    assert "parts of its log are not fetched (train_job_log_limit_mb)" in notices
+    assert "parts of its log were not fetched (train_job_log_limit_mb)" in notices
     for index in (0, 1):
         (log,) = lab.root.glob(f"**/jobs/flood/worker-{index}/stdout.log")
         assert log.stat().st_size > 39e6

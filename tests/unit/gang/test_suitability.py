@@ -95,13 +95,25 @@ def judged(changed: dict[str, Any], roles: Any = suitability.ROLES, **values: An
             "uv python install",
         ),
         ({"obstacle": "/home/train/train"}, {}, "obstacle", "in the way", "move it away"),
-        (DENIED, {}, "not-writable", "/home/train cannot be written to: Perm", "ls -ld /home"),
+        (DENIED, {}, "not-writable", "/home/train is not writable: Perm", "ls -ld /home"),
         ({**DENIED, "mount_options": "ro"}, {}, "not-writable", "", "mount -o remount,rw /"),
         ({"is_noexec": True}, {}, "noexec", "mounted with noexec", "mount -o remount,exec /"),
         ({"is_noexec": True}, {}, "noexec", "", "set tensorflow_root"),
-        ({"free_mb": 2_399}, {}, "no-space", "(2399 MB are free)", "df -h /home/train"),
-        ({"free_mb": 10_000, "nvidia": "driver"}, {}, "no-space", "TensorFlow (gpu)", "free some"),
-        ({"free_mb": 10_000, "nvidia": "device"}, {}, "no-space", "TensorFlow (gpu)", "free some"),
+        ({"free_mb": 2_399}, {}, "no-space", "(2399 MB free)", "df -h /home/train"),
+        (
+            {"free_mb": 10_000, "nvidia": "driver"},
+            {},
+            "no-space",
+            "TensorFlow (gpu)",
+            "free up space",
+        ),
+        (
+            {"free_mb": 10_000, "nvidia": "device"},
+            {},
+            "no-space",
+            "TensorFlow (gpu)",
+            "free up space",
+        ),
     ],
 )
 def test_each_fault_has_its_sentence_and_remedy(
@@ -178,7 +190,7 @@ def test_all_faults_are_named_and_equal_hosts_merged() -> None:
     shown = suitability.lines(faults)
     both_hosts, first = "node-2 and node-10", "node-2"
     assert [line.partition(":")[0] for line in shown] == [both_hosts, first, both_hosts]
-    assert "(node-2: 7 MB are free; node-10: 9 MB are free)" in shown[2]
+    assert "(node-2: 7 MB free; node-10: 9 MB free)" in shown[2]
     assert all("\n  remedy: " in line for line in shown)
 
 

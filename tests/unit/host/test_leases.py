@@ -779,7 +779,7 @@ def test_all_machines_are_taken_at_once(machines: Machines) -> None:
         machines.waiting("b", 2.0, ("h2", "h3")).take(0.3)
     assert time.monotonic() - began < 10
     assert "h2: port 12345 is taken for worker-1 of job a (" in str(raised.value)
-    assert str(raised.value).endswith("; waited 0.3 s for it (train_job_queue_timeout)")
+    assert str(raised.value).endswith("; gave up after 0.3 s (train_job_queue_timeout)")
     assert sorted(line[:16] for line in machines.said) == ["h2: waiting: por", "h3: waiting: por"]
     assert machines.held() == ALL_OF_A
     assert not any(machines.queued().values()), "its place is gone"

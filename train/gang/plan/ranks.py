@@ -35,18 +35,19 @@ def plan_ranks(groups: Mapping[str, Sequence[str]], hosts: Hosts) -> list[Planne
     """
     members = [(kind, host) for kind in records.TASK_TYPES for host in groups.get(kind, ())]
     if not groups.get("worker") and not groups.get("chief"):
-        raise PlanError("the inventory has no host in the groups chief and worker: add one")
+        raise PlanError("the inventory groups chief and worker are empty: add a host")
     for _, host in members:
         kinds = [kind for kind, name in members if name == host]
         if len(kinds) > 1:
             raise PlanError(
-                f"host {host} is in the groups {' and '.join(kinds)}: one inventory host is one "
-                "rank; give the second rank an inventory host of its own with the same ansible_host"
+                f"host {host} is in the groups {' and '.join(kinds)}, but each inventory "
+                "host is one rank: for the second rank, add another inventory host with "
+                "the same ansible_host"
             )
     for kind in ("chief", "evaluator"):
         if len(groups.get(kind, ())) > 1:
             named = ", ".join(groups[kind])
-            raise PlanError(f"group {kind} has {named}: TensorFlow takes at most one {kind}")
+            raise PlanError(f"group {kind} has {named}, but TensorFlow supports at most one {kind}")
     _check_ports(members, hosts)
     _check_versions(hosts)
 
@@ -79,8 +80,8 @@ def _check_ports(members: Sequence[tuple[str, str]], hosts: Hosts) -> None:
             other = taken.setdefault((place, port), host)
             if other != host:
                 raise PlanError(
-                    f"{other} and {host} are two ranks with one address and port, {address}:{port}:"
-                    " give each a train_job_port of its own"
+                    f"the ranks {other} and {host} have the same address and port, "
+                    f"{address}:{port}: set a different train_job_port for each"
                 )
 
 
@@ -118,8 +119,8 @@ def check_id(job: str) -> None:
     """Raise PlanError if a job id, which names folders, is invalid."""
     if not records.JOB_PATTERN.fullmatch(job):
         raise PlanError(
-            f"train_job_id {job!r} is no job id: use 1 to 64 letters, digits, '.', '_' or '-', "
-            "the first a letter or digit"
+            f"train_job_id {job!r} is not a valid job id: use 1 to 64 letters, digits, '.', "
+            "'_' or '-', starting with a letter or digit"
         )
 
 
@@ -139,9 +140,9 @@ def choose_job(job: str, script: Path, runs_dir: Path) -> tuple[str, Path]:
         run_dir = runs_dir / job
         if (run_dir / MANIFEST_FILE).exists():
             raise PlanError(
-                f"{run_dir} holds job {job} already, running or ended: attach to it with "
-                f"`{suggestions.command('attach', job=job)}`, or choose another id (--job, "
-                "train_job_id)"
+                f"{run_dir} already contains job {job}, which is running or has ended: "
+                f"attach to it with `{suggestions.command('attach', job=job)}`, or choose "
+                "another id (--job, train_job_id)"
             )
         run_folders.create(run_dir, exist_ok=True)
         return job, run_dir
@@ -164,8 +165,8 @@ def read_manifest(job: str, runs_dir: Path) -> Manifest:
     manifest = gang_records.read_manifest(runs_dir / job)
     if manifest is None:
         raise PlanError(
-            f"there is no {runs_dir / job / MANIFEST_FILE}: another attempt (train_job_attempt) "
-            "needs an earlier one; attach to the job first with "
+            f"{runs_dir / job / MANIFEST_FILE} does not exist, but another attempt "
+            "(train_job_attempt) needs an earlier one: attach to the job first with "
             f"`{suggestions.command('attach', job=job)}`"
         )
     return manifest
