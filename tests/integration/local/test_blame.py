@@ -90,7 +90,7 @@ def test_a_rank_that_reads_data_before_it_opens_its_port_is_noticed_and_left_alo
         (
             ("60", "quiet"),
             {"train_job_start_idle_timeout": 4},
-            "used no CPU, read nothing and wrote nothing (train_job_start_idle_timeout)",
+            "used no CPU time, read no data and wrote no output (train_job_start_idle_timeout)",
         ),
         (
             ("60", "busy"),

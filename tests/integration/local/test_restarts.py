@@ -66,7 +66,7 @@ def test_a_gang_is_started_again_that_was_killed_and_that_hangs(
     assert killed["message"].startswith("worker-1 on worker1 was killed by SIGKILL (signal 9)")
     assert (hung["attempt"], hung["root_cause"], hung["cause"]) == (3, "worker-1", "hung")
     for words in (
-        "has made no step for",
+        "has not completed a step for",
         "after step 5; the limit is",
         "its main thread was at main.py, line",
     ):

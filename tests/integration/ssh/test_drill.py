@@ -32,7 +32,7 @@ def test_ranks_are_killed_and_frozen() -> None:
         wait_until(lambda: processes.is_stopped(script.pid), "the freeze", timeout=5)
         faults.inject(faults.KILL, state, 1.0)
         assert script.wait() == -signal.SIGKILL
-    with pytest.raises(faults.FaultError, match="the rank does not run"):
+    with pytest.raises(faults.FaultError, match="the rank is not running"):
         faults.inject(faults.KILL, state, 1.0)
 
 
@@ -165,7 +165,7 @@ def test_faults_are_for_jobs_of_a_drill_only(local_lab: Labs) -> None:
     fault = {"train_job_fault": "kill", "train_job_fault_host": "worker0"}
     done = local_lab().playbook("fault.yml", train_job_id="night-1", **fault)
     assert done.returncode == 2
-    assert "night-1 is not a job of a drill" in done.stdout
+    assert "night-1 is not a drill job" in done.stdout
 
 
 def test_no_drill_beside_a_real_job(local_lab: Labs) -> None:

@@ -96,7 +96,7 @@ def test_a_full_disk(ssh_lab: Labs, testbed: Testbed) -> None:
 def test_out_of_memory(ssh_lab: Labs, testbed: Testbed) -> None:
     check(
         *(ssh_lab(worker=2), testbed, "eaten", ["worker-1"], "memory"),
-        "was killed by SIGKILL (signal 9) because its control group had no memory left",
+        "was killed by SIGKILL (signal 9) because its control group was out of memory",
         "what to do: lower the batch size",
         "not restarted: it failed the same way twice at step 5",
         arguments=["--steps", "900", "--eat", "worker-1"],

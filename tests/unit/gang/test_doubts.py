@@ -82,7 +82,7 @@ def test_what_the_hosts_have_seen() -> None:
     assert at_work.startswith(f"the script of {both} ended while processes")
     assert "(python main.py)" in at_work
     assert not doubts.find([view(alone=False, at_work=[])])
-    reason = "made its last step 9 s ago and did not end (train_job_exit_timeout)"
+    reason = "made its last step 9 s ago and did not exit (train_job_exit_timeout)"
     (lingered,) = doubts.find([view(cause="lingered", reason=reason)])
     assert lingered.startswith(f"worker-0 (host-worker-0) {reason}")
 

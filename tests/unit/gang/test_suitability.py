@@ -88,10 +88,10 @@ def judged(changed: dict[str, Any], roles: Any = suitability.ROLES, **values: An
         ({"bits": 32}, {}, "python-build", "32-bit", "uv python install"),
         ({"has_venv": False}, ALONE, "no-venv", "module venv", "apt-get install python3"),
         (
-            {"python_error": "there is no program python3.12", "glibc": ""},
+            {"python_error": "no such program: python3.12", "glibc": ""},
             {"tensorflow_python": "python3.12"},
             "no-python",
-            "there is no program python3.12",
+            "no such program: python3.12",
             "uv python install",
         ),
         ({"obstacle": "/home/train/train"}, {}, "obstacle", "in the way", "move it away"),
@@ -145,7 +145,7 @@ def test_each_fault_has_its_sentence_and_remedy(
         # What the role training_host is going to do first.
         ({"has_venv": False}, {}),
         (
-            {**ROCKY_9, "python_error": "there is no program python3.11", "glibc": ""},
+            {**ROCKY_9, "python_error": "no such program: python3.11", "glibc": ""},
             {"tensorflow_python": "python3.11"},
         ),
         (

@@ -87,7 +87,7 @@ def _free(waiting: Sequence[str], machine: HostFacts, used: Set[int]) -> list[in
         if len(free) >= len(waiting):
             return free
     names, count = ", ".join(waiting), _count(len(wholes), "GPU")
-    by_name = f", of which {len(used)} are assigned to other ranks" if used else ""
+    by_name = f", {len(used)} of them assigned to other ranks" if used else ""
     taken = [(device, found[0]) for device, found in busy.items() if found]
     if taken:
         reasons = "; ".join(f"{device} is {found['why']}" for device, found in taken)
