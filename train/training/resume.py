@@ -141,7 +141,7 @@ class Search:
 
     def _pass_over(self, path: Path, reason: str) -> None:
         self._paths.remove(path)
-        warn(f"{path} is passed over: {reason}")
+        warn(f"ignoring {path}: {reason}")
 
     def _choose(self, whole: bool) -> tuple[_Candidate, list[_Offer], int, dict[str, Any]]:
         """Return this rank's candidate, all offers, the index of the best, and its rank's message.

@@ -94,7 +94,8 @@ def one_of(help: str, names: Sequence[str], pattern: str = "") -> Any:
             return text
         if module:
             raise argparse.ArgumentTypeError(
-                f"there is no file {text!r} in {Path.cwd()}; with the launcher, --include sends it"
+                f"no such file: {text!r} in {Path.cwd()}; with the launcher, copy it to the hosts "
+                "with --include"
             )
         more = ", and no Python file" if pattern else ""
         raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(names)}{more}")

@@ -73,7 +73,7 @@ def test_the_loss_of_the_chiefs_folder_is_survived(
         line = f"worker-{index}: resumed at step 80, from the checkpoint of worker-1\n"
         assert line in rank.said()
         assert rank.weights() == whole[0].weights()
-    assert "warning: checkpoints/ckpt-900.npz is passed over: " in again[0].said()
+    assert "warning: ignoring checkpoints/ckpt-900.npz: " in again[0].said()
     assert "warning: " not in again[1].said()
     assert "retracing" not in again[1].said()
     assert saved_steps(copy) == LAST
@@ -91,7 +91,7 @@ def test_a_folder_that_the_ranks_share_is_read_and_written_by_the_chief(
 
     again = run_gang(start, tmp_path, *OPTIONS, "--checkpoint-dir=../shared", variables=COPY)
     for index, rank in enumerate(again):
-        assert "ckpt-88.npz is passed over: " in rank.said()
+        assert "ignoring checkpoints/ckpt-88.npz: " in rank.said()
         assert f"worker-{index}: resumed at step 80\n" in rank.said()
         assert rank.weights() == whole[0].weights()
     assert "worker-1: no copy, the checkpoint folder is the chief's\n" in again[1].said()
@@ -207,7 +207,7 @@ def test_other_options_of_any_rank_are_refused_but_where_they_are_no_matter(
 
     # In a later attempt it is of another job; and nothing is written there.
     ranks = run_gang(start, tmp_path, *options, variables={1: {"TRAIN_ATTEMPT": "2"}})
-    assert f"warning: checkpoints/ckpt-88.npz is passed over: {reason}" in ranks[1].said()
+    assert f"warning: ignoring checkpoints/ckpt-88.npz: {reason}" in ranks[1].said()
     assert saved_steps(folder) == LAST
 
 

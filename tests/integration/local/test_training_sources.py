@@ -290,7 +290,7 @@ def test_damaged_cifar10_files_are_named(tmp_path: Path) -> None:
         "a": f"{packed}: damaged, cut short",
         "b": "lacks data_batch_2.bin",
         "c": f"{tmp_path}/c/{one}: cut short or damaged: 99 bytes, no multiple of 3073",
-        "d": "label 10 is none of the classes 0 to 9",
+        "d": "label 10 is not one of the classes 0 to 9",
         "none": f"is in {tmp_path}/none; bring {ARCHIVE} from https://www.cs.toronto.edu",
     }
     for name, error in cases.items():
@@ -376,7 +376,7 @@ def test_own_arrays_that_do_not_fit_are_refused() -> None:
         (good, (x, np.zeros(4, np.float32)), "() of int64 in train, but () of float32 in test"),
         ((x, y[:3]), good, "own.py: train: 4 features, but 3 labels"),
         ((x[:0], y[:0]), good, "own.py: train: there are no features"),
-        (good, (x, y - 1), "label -1 is none of the classes"),
+        (good, (x, y - 1), "label -1 is not one of the classes"),
         ((x * np.nan, y), good, "own.py: train: the features hold NaN or infinity"),
         ((np.array(["a", "b"]), y), good, "the features are of <U1, not numbers"),
         ((x[:, 0], y), good, "features must be [n, ...]; make [n, 1] of [n]"),
@@ -392,7 +392,7 @@ def test_own_arrays_that_do_not_fit_are_refused() -> None:
             arrays.from_arrays("own.py", train, test)
         assert error in str(refused.value)
         assert "\n" not in str(refused.value)
-    with pytest.raises(data.DataError, match="label 2 is none of the classes 0 to 1"):
+    with pytest.raises(data.DataError, match="label 2 is not one of the classes 0 to 1"):
         arrays.from_arrays("own.py", good, good, classes=2)
 
 
@@ -460,7 +460,7 @@ def test_other_formats_are_decoded_and_pixels_stay(tmp_path: Path) -> None:
 def test_wrong_image_folders_are_refused(tmp_path: Path) -> None:
     black = png((0, 0, 0))
     cases = [
-        ("train/cat/notes.txt", b"x", "notes.txt is none of .png, .jpg, .jpeg, .gif, .bmp"),
+        ("train/cat/notes.txt", b"x", "notes.txt is not one of .png, .jpg, .jpeg, .gif, .bmp"),
         ("train/notes.png", b"x", "train/notes.png is no folder of a class"),
         ("train/fox/.hidden", b"x", "train/fox is empty"),
         ("train/cat/0.png", b"", "train/cat/0.png is empty"),
