@@ -86,12 +86,12 @@ BAD_VALUES = [
     ("--learning-rate", "nan", "'nan' is not a number"),
     ("--learning-rate", "fast", "'fast' is not a number"),
     ("--schedule", "linear", "'linear' is not one of constant, cosine, steps"),
-    ("--milestones", "200,100", "'200,100' is not a rising list"),
-    ("--milestones", "1e3", "'1e3' is not a rising list"),
+    ("--milestones", "200,100", "'200,100' is not an increasing list"),
+    ("--milestones", "1e3", "'1e3' is not an increasing list"),
     ("--decay", "0", "from 1e-06 to 1"),
     ("--strategy", "tpu", "'tpu' is not one of auto, one-device, mirrored, "),
-    ("--devices", "gpu:0,cpu:0", "of different devices of one kind"),
-    ("--devices", "gpu:1,gpu:1", "of different devices of one kind"),
+    ("--devices", "gpu:0,cpu:0", "of different devices of the same kind"),
+    ("--devices", "gpu:1,gpu:1", "of different devices of the same kind"),
     ("--devices", "tpu:0", "is not a list such as gpu:0,gpu:1"),
     ("--communication", "mpi", "'mpi' is not one of auto, ring, nccl"),
     ("--checkpoint-seconds", "-1", "from 0 to 1e+07"),
@@ -119,7 +119,7 @@ def test_help_is_grouped_and_bad_values_cover_every_option(check: Check) -> None
     assert (code, max(map(len, lines)) <= 80) == (0, True)
     headings = " ".join(line for line in lines if re.fullmatch(r"[a-z ]+:", line))
     assert headings == (
-        "options: what to learn: learning: learning rate: devices and strategy: speed: "
+        "options: data and model: learning: learning rate: devices and strategy: speed: "
         "checkpoints and limits: results:"
     )
     offered = set(re.findall(r"^  (--[a-z-]+)", output, re.MULTILINE))
@@ -149,22 +149,26 @@ REFUSALS = [
     ("--download --data=npz", "", "--download fetches mnist, fashion-mnist, cifar10, not npz"),
     ("--schedule=steps", "", "--schedule steps needs --milestones"),
     ("--milestones=5,9", "", "--milestones has no effect with --schedule constant"),
-    ("--accumulate=2 --sync-batch-norm", "", "--accumulate computes each part on its own, "),
-    ("--xla --sync-batch-norm", "", "--xla compiles no exchange among replicas"),
-    ("--strategy=one-device --devices=gpu:0,gpu:1", "", "one-device takes one of --devices"),
+    ("--accumulate=2 --sync-batch-norm", "", "--accumulate computes each part separately, "),
+    ("--xla --sync-batch-norm", "", "--xla cannot compile communication between replicas"),
+    (
+        "--strategy=one-device --devices=gpu:0,gpu:1",
+        "",
+        "one-device supports only one of --devices",
+    ),
     ("--strategy=parameter-server", "", "it needs chief, worker and ps"),
-    ("--strategy=mirrored", GANG, "does not fit TF_CONFIG with 2 worker: take multi-worker"),
-    ("--strategy=multi-worker", SERVERS, "take parameter-server or auto"),
-    ("--devices=cpu:0,cpu:1", GANG, "each of several workers trains on one CPU device"),
+    ("--strategy=mirrored", GANG, "does not fit TF_CONFIG with 2 worker: use multi-worker"),
+    ("--strategy=multi-worker", SERVERS, "use parameter-server or auto"),
+    ("--devices=cpu:0,cpu:1", GANG, "with several workers, each trains on one CPU device"),
     ("--devices=cpu:0", SERVERS, "--devices has no effect with parameter servers"),
-    ("--precision=float16", SERVERS, "--precision float16 scales the loss, which parameter"),
+    ("--precision=float16", SERVERS, "--precision float16 needs loss scaling, which is"),
     ("--exchange-precision=bfloat16", SERVERS, "--exchange-precision has no effect with param"),
     ("--base-batch-size=1 --batch-size=10000000 --learning-rate=1", "", "the limit is 1e6"),
-    ("--batch-size=12 --accumulate=8", "", "1 replicas in 8 parts each; take 8 or 16"),
-    ("--batch-size=12 --devices=cpu:0,cpu:1,cpu:2,cpu:3,cpu:4", "", "take 10 or 15"),
+    ("--batch-size=12 --accumulate=8", "", "1 replicas in 8 parts each; use 8 or 16"),
+    ("--batch-size=12 --devices=cpu:0,cpu:1,cpu:2,cpu:3,cpu:4", "", "use 10 or 15"),
     ("--batch-size=100", tf_config("worker", 2, worker=THREE), "--batch-size 100 (global) cannot"),
-    ("--batch-size=100", tf_config("worker", 2, worker=THREE), "take 99 or 102"),
-    ("--batch-size=1", GANG, "take 2"),
+    ("--batch-size=100", tf_config("worker", 2, worker=THREE), "use 99 or 102"),
+    ("--batch-size=1", GANG, "use 2"),
     ("", "{", "not JSON"),
     ("", "[]", "must be a JSON object"),
     ("", '{"cluster": {"worker": "a:1"}, "task": {"type": "worker"}}', "cluster.worker"),
