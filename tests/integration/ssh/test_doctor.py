@@ -296,7 +296,7 @@ def test_addresses(bed: Testbed, lab: Lab) -> None:
         ("fail", "wrong-address", "host-1"),
         ("warning", "loopback", "host-0"),
     }
-    assert "leads to host-2" in found(examined, "wrong-address")["found"]
+    assert "is answered by host-2" in found(examined, "wrong-address")["found"]
 
 
 def test_the_slow_one_of_two_interfaces(bed: Testbed, lab: Lab) -> None:
