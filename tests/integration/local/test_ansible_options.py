@@ -106,7 +106,7 @@ def play_of(lab: Lab, folder: Path, role: Any = TRAIN_JOB, **keywords: Any) -> l
     ("keywords", "words"),
     [
         ({"strategy": "free"}, "`strategy: free`"),
-        ({"serial": 1}, "`serial`, which takes 1 of its 2"),
+        ({"serial": 1}, "`serial`, which runs on 1 of its 2"),
     ],
 )
 def test_a_play_whose_hosts_part_is_refused(

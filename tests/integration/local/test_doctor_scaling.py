@@ -70,4 +70,4 @@ def test_sums_and_trainings_are_timed_and_nothing_stays(lab: Lab, tmp_path: Path
     assert opened.console == []
     assert opened.requests == []
     assert opened.count("plot-container") == 5
-    assert "mnist-cnn, 8 examples a host, 2 hosts" in opened.html
+    assert "mnist-cnn, 8 examples per host, 2 hosts" in opened.html

@@ -109,7 +109,7 @@ def test_a_worker_that_never_starts(ssh_lab: Labs, testbed: Testbed) -> None:
     check(
         *(ssh_lab(worker=2), testbed, "asleep", ["worker-1"], "start_timeout"),
         "within 8 s (train_job_start_timeout)",
-        "what to do: see in its log",
+        "what to do: check in its log",
         arguments=["--steps", "900", "--asleep", "worker-1"],
         train_job_start_timeout=8,
     )
