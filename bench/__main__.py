@@ -1,10 +1,10 @@
-"""Measures the launcher against the same two commands typed by hand, in turns.
+"""Compare the launcher with the same two commands typed by hand, alternately.
 
-    make bench                        all of it, about 10 minutes on 2 cores
+    make bench                        all measurements, about 10 minutes on 2 cores
     python -m bench start --rounds 5  one measurement
 
-Both sides train train/worker.py on two workers of this machine, with the same interpreter, the
-same options, number of TensorFlow's threads and options of the allocator.
+Both run train/worker.py with two workers on this machine, with the same interpreter, options,
+number of TensorFlow threads and allocator settings.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def measure(options: Sequence[str], rounds: int) -> dict[str, list[Sample]]:
 
 
 def start(rounds: int) -> None:
-    """Seconds from the command to the first training step."""
+    """Measure the seconds from the command to the first training step."""
     samples = measure(["--epochs", "2"], rounds)
     starts = {way: [one.start for one in taken] for way, taken in samples.items()}
     hand = median(starts["by hand"])
@@ -102,7 +102,7 @@ def start(rounds: int) -> None:
 
 
 def rate(rounds: int) -> None:
-    """Steady steps a second, far from the start; and how late the progress is shown."""
+    """Measure the steps per second after startup, and the delay of the progress display."""
     samples = measure(STEADY, rounds)
     hand = [one.rate for one in samples["by hand"]]
     ratio = "ratio to by hand: median (each round)"
@@ -115,8 +115,8 @@ def rate(rounds: int) -> None:
 
 
 def watch(rounds: int) -> None:
-    """Steps a second of one job while it is watched and while what watches it is halted, in turns:
-    finer than rate, whose rounds differ by more than the watch costs.
+    """Measure the steps per second of a job, alternately while followed and with the follower
+    paused. This is more precise than rate, whose rounds differ by more than following costs.
     """
     with ranks.scratch() as folder:
         pairs = watched_and_not(folder, rounds * 4)
@@ -172,12 +172,16 @@ def main() -> None:
         description="\n".join([str(__doc__), *about]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("what", nargs="*", choices=[*MEASUREMENTS, []], help="(default: all)")
-    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="(default: 3)")
+    parser.add_argument(
+        "what", nargs="*", choices=[*MEASUREMENTS, []], help="measurements (default: all)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=3, metavar="N", help="rounds per measurement (default: 3)"
+    )
     args = parser.parse_args()
     if not ranks.PYTHON.exists():
         setup = suggestions.command("setup", tags="tensorflow")
-        parser.error(f"there is no {ranks.PYTHON}: run `{setup}` first")
+        parser.error(f"{ranks.PYTHON} does not exist: run `{setup}` first")
     for what in args.what or [name for name in MEASUREMENTS if name not in _NOT_BY_DEFAULT]:
         MEASUREMENTS[what](args.rounds)
 

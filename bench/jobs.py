@@ -96,7 +96,7 @@ def killed_rank(task: str) -> dict[str, float]:
 
 
 def faults(rounds: int) -> None:
-    """Seconds from the kill of a rank until it is known, its gang stopped, a new one trains."""
+    """Measure the seconds from killing a rank to its detection, the stop and the restart."""
     (taken,) = in_turns(rounds, TASKS[1:], killed_rank).values()
     print_header("time after a rank is killed, until", "s: median (least to most)", "limit, s")
     for name, bar in PARTS.items():
@@ -122,7 +122,7 @@ def _start_and_abandon(lab: Lab, job: str, arguments: str) -> None:
 
 
 def stops(rounds: int) -> None:
-    """Seconds that `python -m train stop` takes for 8 ranks on SSH hosts in Docker."""
+    """Measure the seconds of `python -m train stop` for 8 ranks on SSH hosts in Docker."""
     taken: dict[str, list[float]] = {name: [] for name in JOBS}
     with scratch() as folder, running_testbed(RANKS, folder) as bed:
         named = {f"worker{index}": host for index, host in enumerate(bed.hosts)}
@@ -160,7 +160,7 @@ def _set_up(bed: Testbed) -> str:
 
 
 def setup(rounds: int) -> None:
-    """Seconds that playbooks/setup.yml takes on 4 and on 16 SSH hosts in Docker that are ready."""
+    """Measure the seconds of playbooks/setup.yml on 4 and 16 SSH hosts in Docker, set up before."""
     medians: dict[int, float] = {}
     print_header("ready hosts", "s: median (least to most)", "ratio to 4 hosts")
     for count in COUNTS:
@@ -197,7 +197,7 @@ def _cpu() -> float:
 
 
 def doctor(rounds: int) -> None:
-    """Seconds that the doctor takes for 4, 16 and 48 SSH hosts in Docker."""
+    """Measure the seconds of the doctor for 4, 16 and 48 SSH hosts in Docker."""
     cpu_title = "CPU s on the control node, per host"
     print_header("doctor", "hosts", "s: median (least to most)", "limit, s", cpu_title)
     for count in EXAMINED_HOSTS:
@@ -222,8 +222,8 @@ _PART, _SLICE_US = 0.2 * (os.cpu_count() or 1), 5_000
 
 
 def prediction(rounds: int) -> None:
-    """The doctor's prediction of a step against the step, for hosts in Docker with slow links; a
-    quarter of an hour, as root, and only where it is asked for.
+    """Compare the doctor's prediction of a step with the step, on Docker hosts with slow links.
+    Takes 15 minutes, needs root, and runs only on request.
     """
     limits = [f"--cpu-period={_SLICE_US}", f"--cpu-quota={int(_PART * _SLICE_US)}"]
     print_header("network", "link", "hosts", "ms per step", "predicted", "ratio")

@@ -66,7 +66,7 @@ def synthetic(model: str, batch: int, steps: int, *more: str) -> list[str]:
 
 
 def throughput(rounds: int) -> None:
-    """Steps a second of worker.py against loops written by hand, see bench/loops.py."""
+    """Compare the steps per second of worker.py with hand-written loops, see bench/loops.py."""
     rates = ranks.in_turns(rounds, WAYS, steps_a_second)
     ranks.print_header("way", "steps/s: median", "ratio to bare: median (each round)")
     for way, found in rates.items():
@@ -157,7 +157,7 @@ def memory_kept_ms(network: str, kept: bool) -> float:
 
 
 def allocator(rounds: int) -> None:
-    """Milliseconds of a step on one CPU with a job's options of the allocator and without."""
+    """Measure the milliseconds per step on one CPU with and without a job's allocator options."""
     ranks.print_header("network", "ms per step", "with glibc's defaults", "times faster")
     for network in NETWORKS:
         found = ranks.in_turns(rounds, (True, False), partial(memory_kept_ms, network))
@@ -166,11 +166,11 @@ def allocator(rounds: int) -> None:
 
 
 def exchange(rounds: int) -> None:
-    """Milliseconds of a step between network namespaces with slow links; half an hour, as root,
-    and only where it is asked for.
+    """Measure the milliseconds per step between network namespaces with slow links.
+    Takes 30 minutes, needs root, and runs only on request.
     """
     if os.geteuid():
-        raise SystemExit("bench exchange makes network namespaces: run it as root")
+        raise SystemExit("bench exchange creates network namespaces: run it as root")
     cases = [(n, w, r) for n in NETWORKS for w in (2, 4) for r in RATES]
     times = ("float32, ms per step", "bfloat16", "times faster")
     ranks.print_header("network", "workers", "link", *times)
@@ -194,7 +194,7 @@ def examples_a_second(together: bool) -> float:
 
 
 def pinned(rounds: int) -> None:
-    """Examples a second of two ranks with a core each, against two independent processes."""
+    """Compare the examples per second of two ranks, on a core each, with independent processes."""
     found = ranks.in_turns(rounds, (True, False), examples_a_second)
     ranks.print_header("two processes", "examples/s: median", "ratio: median (each round)")
     for together, rates in found.items():
@@ -226,7 +226,7 @@ def most_mb(case: tuple[int, int]) -> float:
 
 
 def memory(rounds: int) -> None:
-    """MiB that training takes with --accumulate, against plain batches."""
+    """Compare the memory (MiB) of training with --accumulate and with plain batches."""
     found = ranks.in_turns(rounds, CASES, most_mb)
     plain = median(found[CASES[0]])
     ranks.print_header("batch", "parts", "peak MiB", "ratio to a plain batch of the part's size")

@@ -191,7 +191,7 @@ class Writer:
                 self._failure = reason
                 what = f"the checkpoint of step {about['step']} was not written"
                 with suppress(OSError):  # the log may be on the same full disk
-                    warn(f"{what} in {self._folder}: {reason}")
+                    warn(f"{what} to {self._folder}: {reason}")
             finally:
                 self._waiting.task_done()
 

@@ -82,7 +82,7 @@ for n in range(1, 51): step(n, 50)
 """
     done = run(local_lab(), tmp_path, text, "--job", "daemon")
     assert done.code == 0, done.error
-    assert any("still at work" in doubt for doubt in done.result["doubts"])
+    assert any("still running" in doubt for doubt in done.result["doubts"])
 
 
 def test_files_that_stay_on_hosts_are_named_or_fetched(local_lab: Labs, tmp_path: Path) -> None:

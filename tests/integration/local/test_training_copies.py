@@ -91,7 +91,7 @@ def test_a_folder_that_the_ranks_share_is_read_and_written_by_the_chief(
 
     again = run_gang(start, tmp_path, *OPTIONS, "--checkpoint-dir=../shared", variables=COPY)
     for index, rank in enumerate(again):
-        assert "ignoring checkpoints/ckpt-88.npz: " in rank.said()
+        assert "warning: ignoring ../shared/ckpt-88.npz: " in rank.said()
         assert f"worker-{index}: resumed at step 80\n" in rank.said()
         assert rank.weights() == whole[0].weights()
     assert "worker-1: no copy, the checkpoint folder is the chief's\n" in again[1].said()

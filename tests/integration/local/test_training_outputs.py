@@ -126,7 +126,7 @@ def test_a_finished_run_goes_on_and_a_full_disk_costs_no_checkpoint(
     assert full.end() == 1
     said = full.said()
     assert "worker-0: resumed at step 11\n" in said
-    reason = "in checkpoints: File too large"
+    reason = "to checkpoints: File too large"
     for step in (22, 33):
         assert f"warning: the checkpoint of step {step} was not written {reason}" in said
     assert f"TrainingError: the last checkpoint could not be written {reason}" in said
@@ -199,7 +199,7 @@ def test_folders_that_cannot_be_made_end_all_ranks(start: Start, tmp_path: Path)
     other = start(tmp_path / "0/events", "--tensorboard-dir=../file/events")
     assert [rank.end() for rank in (first, second, other)] == [1, 1, 1]
     reason = "file/below: Not a directory"
-    assert f"warning: the checkpoint of step 11 was not written in {reason}\n" in first.said()
+    assert f"warning: the checkpoint of step 11 was not written to {reason}\n" in first.said()
     assert f"TrainingError: the last checkpoint could not be written to {reason}\n" in first.said()
     assert "TrainingError: lost contact with worker-0: " in second.said()
     assert "TrainingError: TensorBoard events cannot be written to ../file/events: " in (
@@ -442,7 +442,7 @@ def test_own_modules_learn_numbers_and_classes(
     ranks = {name: start(tmp_path / name, *common, *more) for name, more in runs.items()}
     assert [rank.end() for rank in ranks.values()] == [0, 0, 0, 2], ranks["classes"].said()
     both = ranks.pop("both").said()
-    assert f"{tmp_path}/model.py and {tmp_path}/data.py both have loss(): keep one" in both
+    assert f"{tmp_path}/model.py and {tmp_path}/data.py both define loss(): keep one" in both
     classes, squared, absolute = (rank.records()[-1]["metrics"] for rank in ranks.values())
     assert classes["test_accuracy"] > 0.9
     assert 1 / 3 < classes["test_sureness"] <= 1
@@ -466,7 +466,7 @@ MODULES: dict[str, tuple[str, str]] = {
     "data-none": ("x = 1", "has no function build_dataset()"),
     "data-asks": (
         "def build_dataset(shape): pass",
-        "build_dataset() asks for 'shape'; it may take seed, folder",
+        "build_dataset() has the argument 'shape'; it may have seed, folder",
     ),
     "data-pair": (
         "def build_dataset(): return 1",
@@ -480,7 +480,7 @@ MODULES: dict[str, tuple[str, str]] = {
     "model-none": ("loss = None", "has no function build_model()"),
     "model-asks": (
         "def build_model(width): pass",
-        "build_model() asks for 'width'; it may take shape, classes, seed, folder",
+        "build_model() has the argument 'width'; it may have shape, classes, seed, folder",
     ),
     "model-other": (
         "def build_model(*names): return len(names)",

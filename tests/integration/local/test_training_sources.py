@@ -166,8 +166,8 @@ def test_missing_files_say_where_and_how_to_get_them(tmp_path: Path) -> None:
     published.DEBIAN_FOLDERS["fashion-mnist"] = package
     fashion, mnist = refusal("fashion-mnist", own), refusal("mnist", own)
     assert f"not in {own} nor in {package}; install Debian's package" in fashion
-    assert "dataset-fashion-mnist, or bring them from http" in fashion
-    assert f"not in {own}; bring them from https://" in mnist
+    assert "dataset-fashion-mnist, or download them from http" in fashion
+    assert f"not in {own}; download them from https://" in mnist
     assert mnist.endswith("or add --download")
     (write_mnist(own) / "t10k-images-idx3-ubyte.gz").unlink()
     assert refusal("mnist", own) == f"mnist: {own} lacks t10k-images-idx3-ubyte (or .gz of it)"
@@ -188,7 +188,7 @@ def test_damaged_idx_files_are_named(tmp_path: Path) -> None:
             "not an IDX file of bytes with 1 axes; it begins with 00 00 08",
         ),
         (LABELS, gzip.compress(b"\0\0\x08\x01\0\0\0\2\1\2"), "3 images, but 2 labels"),
-        (LABELS, gzip.compress(b"\0\0\x08\x01\0\0\0\3\1\2\x0a"), "label 10 is none of"),
+        (LABELS, gzip.compress(b"\0\0\x08\x01\0\0\0\3\1\2\x0a"), "label 10 is not one of"),
     ]
     for number, (name, damaged, error) in enumerate(cases):
         folder = write_mnist(tmp_path / str(number))
@@ -239,8 +239,8 @@ def test_download_keeps_nothing_but_the_published_file(tmp_path: Path) -> None:
         )
         assert list(own.iterdir()) == []
         shutil.rmtree(there)
-        assert "cannot be fetched: HTTP Error 404" in refusal("mnist", own, download=True)
-    assert re.search("cannot be fetched: .*refused", refusal("mnist", own, download=True))
+        assert "cannot be downloaded: HTTP Error 404" in refusal("mnist", own, download=True)
+    assert re.search("cannot be downloaded: .*refused", refusal("mnist", own, download=True))
     assert list(own.iterdir()) == []
 
 
@@ -297,7 +297,7 @@ def test_damaged_cifar10_files_are_named(tmp_path: Path) -> None:
         "b": "lacks data_batch_2.bin",
         "c": f"{tmp_path}/c/{one}: truncated or corrupt: 99 bytes, not a multiple of 3073",
         "d": "label 10 is not one of the classes 0 to 9",
-        "none": f"is in {tmp_path}/none; bring {ARCHIVE} from https://www.cs.toronto.edu",
+        "none": f"is in {tmp_path}/none; download {ARCHIVE} from https://www.cs.toronto.edu",
     }
     for name, error in cases.items():
         assert error in refusal("cifar10", tmp_path / name)
