@@ -33,6 +33,7 @@ def ended(words: list[str]) -> Any:
     [
         ("run --script {here}/no.py", "there is no script {here}/no.py"),
         ("run --include {here}/no.py", "there is no file or folder {here}/no.py"),
+        ("drill --limit worker1", "train drill: there is no option --limit"),
         ("run --no-such-option", "train run: there is no option --no-such-option\n"),
         ("logs j --tial=3", "train logs: there is no option --tial: did you mean --tail?"),
         ("stop j k", "train stop: unexpected argument k\n"),
