@@ -119,12 +119,13 @@ lock: .venv/dev.stamp
 bench: .venv/dev.stamp
 	$(BIN)/python -m bench
 
-# The pages keep their paths, with the files that they link to: links work here as in the repository.
+# The pages keep their paths, with the files that they link to: links work here as in the repository. Each page once,
+# without the links to the collection.
 SITE := .cache/site
 docs: .venv/dev.stamp
 	rm -rf $(SITE)
 	mkdir -p $(SITE)/pages
-	git ls-files | tar -cf - -T - | tar -xf - -C $(SITE)/pages
+	git ls-files ':!playbooks/collections' | tar -cf - -T - | tar -xf - -C $(SITE)/pages
 	cp docs/site.toml $(SITE)/zensical.toml
 	cd $(SITE) && $(CURDIR)/$(BIN)/zensical build --strict
 	@echo "the site: $(SITE)/site/index.html"

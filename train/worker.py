@@ -93,7 +93,7 @@ def write_out(results: Results, progress: ProgressWriter) -> None:
 
 def main() -> None:
     """Run the command line and end the process."""
-    settings, only_check = parse("Trains a network on one process or a gang of them.")
+    settings, only_check = parse("Train a network in one process or in a gang of processes.")
     code, line = 0, ""
     try:
         if only_check:

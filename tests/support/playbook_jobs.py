@@ -96,7 +96,7 @@ class PlaybookCommand:
         if path.exists():
             saved = json.loads(path.read_text())
             if saved["restart_reason"] and saved["restart_reason"] not in saved["message"]:
-                saved["message"] += f"\nnot started again: {saved['restart_reason']}"
+                saved["message"] += f"\nnot restarted: {saved['restart_reason']}"
             # The playbook fails if its job does.
             assert (code == 0) == (saved["state"] == "completed"), self.output()[-3000:]
             code = _CODES[saved["state"]]

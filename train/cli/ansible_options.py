@@ -92,7 +92,8 @@ class AnsibleOptions:
             if "," not in source and not Path(whole).exists():
                 named = "" if self.inventory != default_inventory() else f" ({default_origin()})"
                 raise FileNotFoundError(
-                    f"there is no inventory {whole}{named}; a list of hosts has a comma: -i HOST,"
+                    f"no such inventory: {whole}{named}. To list hosts instead, add a "
+                    "comma: -i HOST,"
                 )
             words += ["-i", whole]
         for number, (option, password) in enumerate(self.passwords):
@@ -177,21 +178,21 @@ _OPTIONS = (
     ("-u --user", "USER", "log in as this user"),
     ("--private-key", "FILE", "log in with this key"),
     ("-c --connection", "PLUGIN", "connection plugin"),
-    ("-T --timeout", "SECONDS", "of an attempt to connect"),
-    ("--ssh-common-args", "ARGS", "for ssh, sftp, scp"),
-    ("--ssh-extra-args", "ARGS", "for ssh alone"),
+    ("-T --timeout", "SECONDS", "timeout for a connection attempt"),
+    ("--ssh-common-args", "ARGS", "extra arguments for ssh, sftp and scp"),
+    ("--ssh-extra-args", "ARGS", "extra arguments for ssh only"),
     ("--become-user", "USER", "become this user (default: root)"),
     ("--become-method", "PLUGIN", "how to become another user (default: sudo)"),
-    ("--vault-password-file", "FILE", "file with the password of vaulted files"),
-    ("--vault-id", "FILE", "the same as NAME@FILE, or NAME@prompt to be asked for it"),
-    ("--connection-password-file", "FILE", "file with the password of the login"),
-    ("--become-password-file", "FILE", "file with the password to become another user"),
-    ("--forks", "N", "hosts at once"),
+    ("--vault-password-file", "FILE", "file that contains the vault password"),
+    ("--vault-id", "FILE", "vault password as NAME@FILE, or NAME@prompt to be asked for it"),
+    ("--connection-password-file", "FILE", "file that contains the login password"),
+    ("--become-password-file", "FILE", "file that contains the become password"),
+    ("--forks", "N", "number of hosts to contact in parallel"),
     ("-b --become", "", "become another user on the hosts"),
-    ("-v --verbose", "", "show what Ansible prints, too; more with -vvv"),
-    ("-k --ask-pass", "", "ask for the password of the login"),
-    ("-K --ask-become-pass", "", "ask for the password to become another user"),
-    ("-J --ask-vault-pass --ask-vault-password", "", "ask for the password of vaulted files"),
+    ("-v --verbose", "", "also show Ansible's output (-vvv for more)"),
+    ("-k --ask-pass", "", "ask for the login password"),
+    ("-K --ask-become-pass", "", "ask for the become password"),
+    ("-J --ask-vault-pass --ask-vault-password", "", "ask for the vault password"),
 )
 
 
@@ -203,12 +204,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="VAR=VALUE",
         action="append",
         default=[],
-        help="a variable of the roles, or @FILE with several; may be repeated",
+        help="set a role variable, or read variables from @FILE; may be repeated",
     )
-    group = parser.add_argument_group("as for ansible-playbook")
+    group = parser.add_argument_group("options of ansible-playbook")
     text = (
-        "file, folder or list of hosts (host1,host2,); may be repeated (default: the job's own, "
-        "$TRAIN_INVENTORY, $ANSIBLE_INVENTORY, or inventory/local)"
+        "file, folder or list of hosts (host1,host2,); may be repeated (default: the job's "
+        "inventory, $TRAIN_INVENTORY, $ANSIBLE_INVENTORY, or inventory/local)"
     )
     group.add_argument("-i", "--inventory", metavar="INVENTORY", action="append", help=text)
     group.add_argument(
@@ -217,7 +218,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="HOST,HOST",
         action="append",
         type=lambda text: text.rstrip(",") + ",",
-        help="these hosts, as workers, in place of an inventory",
+        help="use these hosts as workers instead of an inventory",
     )
     for names, metavar, text in _OPTIONS:
         option = names.split()[-1]
@@ -315,14 +316,14 @@ def plain(value: Any, name: str) -> Any:
             return value.decode()
         except UnicodeDecodeError:
             raise ValueError(
-                f"{name} is binary data, and variables are text: give it as base64"
+                f"{name} is binary data, but variables must be text: encode it as base64"
             ) from None
     if isinstance(value, str):
         try:
             # JSON writes characters beyond 16 bits as two halves.
             text = value.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
         except UnicodeDecodeError:
-            raise ValueError(f"{name} holds {value!r}, which is not UTF-8") from None
+            raise ValueError(f"{name} contains {value!r}, which is not valid UTF-8") from None
         return Unsafe(text) if isinstance(value, Unsafe) else text
     if isinstance(value, Mapping):
         return {plain(key, name): plain(item, name) for key, item in value.items()}
@@ -333,8 +334,8 @@ def plain(value: Any, name: str) -> Any:
     if isinstance(value, (os.PathLike, datetime.date, datetime.time)):
         return str(value)
     raise ValueError(
-        f"{name} is of type {type(value).__name__}, and a variable takes text, numbers, true, "
-        "false, lists and dictionaries"
+        f"{name} has the unsupported type {type(value).__name__}: use text, numbers, "
+        "booleans, lists or dictionaries"
     )
 
 
@@ -374,7 +375,7 @@ def parse_variables(given: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise ValueError(f"-e {text}: {error}") from error
         if not isinstance(loaded, dict):
-            raise ValueError(f"-e {text}: it holds no variables, NAME: VALUE")
+            raise ValueError(f"-e {text}: expected a mapping of variables (NAME: VALUE)")
         known = {name: value for name, value in loaded.items() if _is_plain(value)}
         variables = merged(variables, _named(text, known))
         if len(known) < len(loaded):
@@ -388,7 +389,9 @@ def _pair(text: str) -> dict[str, Any]:
     """Return the variable in ``NAME=VALUE``."""
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
-        raise ValueError(f"-e {text}: give NAME=VALUE, with a NAME of letters, digits and _")
+        raise ValueError(
+            f"-e {text}: expected NAME=VALUE, where NAME consists of letters, digits and _"
+        )
     loaded: Any = value
     if value[:1] in ("[", "{") and not value.startswith(("{{", "{%", "{#")):
         try:

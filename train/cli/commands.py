@@ -58,8 +58,9 @@ def show_help(
         python = jobs.host_python(variables)
         if not os.access(python, os.X_OK):
             raise PlanError(
-                f"the help is the script's, and this machine has no {python} to run it with "
-                f"(train_job_python): on a host, {shlex.join([str(python), *words])}"
+                f"cannot show the script's help: this machine has no {python} "
+                "(train_job_python). Run it on a host instead: "
+                f"{shlex.join([str(python), *words])}"
             )
     return subprocess.run([python, *words], cwd=found.folder, check=False).returncode
 
@@ -109,21 +110,23 @@ def _watch(job: jobs.Job, args: Namespace) -> int:
         except BrokenPipeError:
             left = job.leave().message
             _ignore_output()
-            complain(args.command, f"its output is not read any more: {left}")
+            complain(args.command, f"output was closed: {left}")
             return Exit.LEFT
         except KeyboardInterrupt:
             job.leave()  # no Ansible process is left running
             raise
         except Exception as error:  # any error ends the watch, not the job
             left = job.leave().message
-            complain(args.command, f"the watch has ended: {type(error).__name__}: {error}; {left}")
+            complain(
+                args.command, f"stopped following the job: {type(error).__name__}: {error}; {left}"
+            )
             return Exit.UNWATCHED
     try:
         reporting.write(job.result.run_dir)
     except FileNotFoundError:
         pass  # nothing was started
     except Exception as error:  # the page depends on data from hosts; fail no job
-        complain(args.command, f"no report: {type(error).__name__}: {error}")
+        complain(args.command, f"the report could not be written: {type(error).__name__}: {error}")
     try:
         shown.result(job.result)
     except BrokenPipeError:
@@ -185,7 +188,7 @@ def _checked(
         try:
             found[host] = check(result)
         except reports.ReportError as error:
-            complain(command, f"{host}: its answer is passed over: {error}")
+            complain(command, f"{host}: ignoring a malformed answer: {error}")
     return found
 
 
@@ -243,10 +246,10 @@ def _exit_code_of(
 def _unknown(args: Namespace, variables: Variables) -> str:
     """Return a message that the hosts have no rank of a job, and where it may be."""
     connection = inventories.kept(jobs.run_dir_of(args.job, variables))
-    there = f"`{suggestions.command('list')}` shows the jobs that there are"
+    there = f"`{suggestions.command('list')}` shows all jobs"
     if connection and connection["inventory"] != [*map(absolute, args.inventory.inventory)]:
-        there = f"it was started with {inventories.described(connection)}"
-    return f"no host that answered has a rank of job {args.job}: {there}"
+        there = f"the job was started with {inventories.described(connection)}"
+    return f"none of the hosts that answered has a rank of job {args.job}: {there}"
 
 
 def list_jobs(args: Namespace, variables: Variables) -> int:
@@ -260,7 +263,7 @@ def list_jobs(args: Namespace, variables: Variables) -> int:
         shown = found if args.all else found[: args.newest or _NEWEST]
         print_table(_COLUMNS, [_row(job) for job in shown], width=10_000)
         if len(shown) < len(found):
-            print(f"and {len(found) - len(shown)} older ones: --all shows all {len(found)} jobs")
+            print(f"and {len(found) - len(shown)} older jobs (use --all to show all {len(found)})")
     elif not outcome.messages:
         print("no jobs")
     return exit_code(outcome, "list")
@@ -290,9 +293,7 @@ def _row(job: Job) -> list[str | Text]:
 
 def stop(args: Namespace, variables: Variables) -> int:
     """Stop a job on all hosts and show the result for each rank."""
-    announce(
-        "stop", f"stopping {args.job} on its hosts; ranks have some seconds to end by themselves"
-    )
+    announce("stop", f"stopping {args.job} on its hosts; ranks have a few seconds to exit cleanly")
     outcome = jobs.stop(args.job, args.inventory, variables)
     by_host = _checked(outcome, "rank_stop", reports.stop_reports, "stop")
     stopped = [(host, report) for host, found in by_host.items() for report in found]
@@ -306,7 +307,7 @@ def stop(args: Namespace, variables: Variables) -> int:
 def stop_line(report: Mapping[str, Any]) -> str:
     """Format a checked stop report as one line of text."""
     count = report["given_back"]
-    given_back = f"{count} lease{'s' * (count > 1)} given back" if count else ""
+    given_back = f"{count} lease{'s' * (count > 1)} released" if count else ""
     if report["was"] == host_ranks.ABSENT:
         return ", ".join(["no rank of the job", *filter(None, [given_back])])
     ended = report["ended"]
@@ -330,11 +331,11 @@ def tensorboard(args: Namespace, variables: Variables) -> int:
         python, runs_dir = jobs.host_python(variables), jobs.run_dir_of("", variables)
         for path in (python, *(runs_dir / job for job in args.jobs)):
             path.stat()
-        announce("tensorboard", f"starting TensorBoard of {runs_dir}")
+        announce("tensorboard", f"starting TensorBoard for {runs_dir}")
         return _tensorboard_here(str(python), str(runs_dir), args.jobs, args.port)
     given = {**variables, "train_job_tensorboard_jobs": args.jobs}
     given["train_job_tensorboard_port"] = args.port
-    announce("tensorboard", "looking for events on the hosts, then starting TensorBoard there")
+    announce("tensorboard", "searching the hosts for events, then starting TensorBoard there")
     answered: set[str] = set()
     said: list[str] = []
     ended = False
@@ -355,7 +356,9 @@ def tensorboard(args: Namespace, variables: Variables) -> int:
             for host, board in shown.items():
                 if host not in answered and _answers(board["url"]):
                     answered.add(host)
-                    print(f"TensorBoard of {host}: {board['url']} (Ctrl-C ends it)", flush=True)
+                    print(
+                        f"TensorBoard of {host}: {board['url']} (press Ctrl-C to stop)", flush=True
+                    )
     if outcome.unreachable:
         return Exit.UNREACHABLE
     if outcome.failures:
@@ -375,13 +378,13 @@ def _tensorboard_here(python: str, runs_dir: str, named: list[str], port: int) -
             time.sleep(0.1)
             if not shown and _answers(url):
                 shown = True
-                print(f"TensorBoard of {runs_dir}: {url} (Ctrl-C ends it)", flush=True)
+                print(f"TensorBoard of {runs_dir}: {url} (press Ctrl-C to stop)", flush=True)
         board.terminate()
         board.wait()
         if interrupts:
             return Exit.COMPLETED
         last = output.read_text("utf-8", errors="replace").strip().splitlines()[-1:]
-    complain("tensorboard", f"TensorBoard has ended: {records.clean(' '.join(last), 500)}")
+    complain("tensorboard", f"TensorBoard exited: {records.clean(' '.join(last), 500)}")
     return Exit.FAILED
 
 
@@ -401,7 +404,7 @@ def tf_config(args: Namespace, variables: Variables) -> int:
     configs: dict[str, object] = outcome.result("gang_plan").get("tf_config", {})
     if args.host and configs:
         if args.host not in configs:
-            raise ValueError(f"{args.host} has no rank, there are {', '.join(configs)}")
+            raise ValueError(f"{args.host} has no rank: choose one of {', '.join(configs)}")
         print(json.dumps(configs[args.host]))
     else:
         for host, config in configs.items():
@@ -419,7 +422,7 @@ def clean(args: Namespace, variables: Variables) -> int:
     if args.keep is not None:
         given["train_job_clean_keep"] = args.keep
     if not {"train_job_clean_older_than", "train_job_clean_keep"} & set(given):
-        raise ValueError("there is no limit to what is removed: give --older-than AGE or --keep N")
+        raise ValueError("nothing selected for removal: use --older-than AGE or --keep N")
     outcome = playbooks.run_playbook("clean.yml", args.inventory, given, check=args.dry_run)
     verb = "would remove" if args.dry_run else "removed"
     for host, result in _checked(outcome, "job_remove", reports.cleaned, "clean").items():

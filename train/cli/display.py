@@ -204,7 +204,7 @@ class PlainDisplay(JsonDisplay):
         elif event.kind == "restart":
             data = event.data
             self._restart(data["attempt"])
-            follows = f"attempt {data['attempt']} follows in {data['delay']:g} s"
+            follows = f"attempt {data['attempt']} starts in {data['delay']:g} s"
             ended = f"attempt {data['attempt'] - 1} ended: {data['message']}"
             self._say(f"{ended}\n{follows}", "yellow")
         else:

@@ -112,12 +112,12 @@ def examine(args: Namespace, variables: Variables) -> int:
         worse = _worse(before, examined) if before else []
         written = _write(examined, worse, folder / "report.html")
     except OSError as error:
-        complain("doctor", f"nothing is kept: {error}")
+        complain("doctor", f"the results were not saved: {error}")
     else:
         if not args.json:
             for line in worse:
-                console.print(f"since the last time: {line}")
-            console.print(f"the page: {written}", soft_wrap=True)
+                console.print(f"since the last run: {line}")
+            console.print(f"report: {written}", soft_wrap=True)
     counts = _counts(examined)
     if examined["unreachable"]:
         return code or Exit.UNREACHABLE
@@ -130,9 +130,9 @@ def _scale(examined: Examined, args: Namespace, variables: Variables) -> Scaling
     there = {h: [*one["leases"], *one["jobs"]] for h, one in examined["checkups"].items()}
     busy = [f"{host} ({taken[0]})" for host, taken in there.items() if taken]
     if wrong or busy:
-        why = "what would fail" if wrong else "the jobs that run"
+        why = "problems" if wrong else "running jobs"
         where = names_of(list(dict.fromkeys(wrong or busy)))
-        complain("doctor", f"no collectives alongside {why} on {where}")
+        complain("doctor", f"collectives skipped because of {why} on {where}")
         return None
     try:
         hosts = examined["trains"]
@@ -143,7 +143,7 @@ def _scale(examined: Examined, args: Namespace, variables: Variables) -> Scaling
             what="training-fails",
             where="all hosts",
             found=str(error),
-            expected="a training that completes",
+            expected="a completed training job",
             remedy="",
         )
         examined["findings"].insert(0, finding)
@@ -186,7 +186,7 @@ def _worse(before: Examined, now: Examined) -> list[str]:
             pairs[f"rate to {peer}"] = (past.get("sent_mbit"), link.get("sent_mbit"), "Mbit/s")
         for name, (was, value, unit) in pairs.items():
             if was and value and value < _WORSE * was:
-                said.append(f"{host}: {name} was {was:g}, is {value:g} {unit}")
+                said.append(f"{host}: {name} was {was:g}, is now {value:g} {unit}")
     return said
 
 
@@ -212,7 +212,7 @@ def _show(examined: Examined, console: Console) -> None:
     if examined["scaling"]:
         console.print(Text("\n".join(text_of(examined["scaling"]))))
     warnings = _count(counts["warning"], "warning")
-    console.print(Text(f"{said}; {counts['fail']} would fail, {warnings}"))
+    console.print(Text(f"{said}; {_count(counts['fail'], 'failure')}, {warnings}"))
 
 
 def _count(number: int, noun: str) -> str:
@@ -310,12 +310,12 @@ def _curves(found: Scaling) -> Iterator[page.Chart]:
         name: [(one["hosts"], one[field]) for one in found["trained"]]  # type: ignore[literal-required]
         for name, field in (("measured", "step_ms"), ("predicted", "predicted_ms"))
     }
-    title = f"ms a step of {found['model']}, {found['batch']} examples a host"
+    title = f"ms per step of {found['model']}, {found['batch']} examples per host"
     yield page.curves(title, steps, "hosts")
     if found["efficiency"]:
         points = [(float(n), 100 * part) for n, part in found["efficiency"].items()]
         alone = found["trained"][0]["step_ms"]
-        title = f"Efficiency of all hosts with steps of {alone:.0f} ms, %"
+        title = f"Efficiency of all hosts, with {alone:.0f} ms per step on one host, %"
         chart = page.curves(title, {"": points}, "parameters")
         chart["layout"]["xaxis"]["type"] = "log"
         yield chart
@@ -423,7 +423,7 @@ def _remove(names: Sequence[str], inventory: Inventory, variables: Variables) ->
             shutil.rmtree(folder, ignore_errors=True)
         elif jobs.stop(name, inventory, variables).code:
             stop = suggestions.command("stop", job=name)
-            complain("doctor", f"{name} could not be stopped: try `{stop}`")
+            complain("doctor", f"{name} could not be stopped; try `{stop}`")
             continue
         ended.append(name)
     given = {**variables, "train_job_doctor_jobs": ended}
@@ -444,7 +444,7 @@ def _trained(result: jobs.Result, hosts: int) -> Trained:
             names = ("compute_ms", "exchange_ms", "input_ms")
             found.append({n: fmean(float(part.get(n, 0)) for part in parts) for n in names})
     if not found:
-        raise PlanError(f"{result.run_dir}: no rank reported the times of its steps")
+        raise PlanError(f"{result.run_dir}: no rank reported step times")
     means = max(found, key=lambda one: sum(one.values()))
     return Trained(
         hosts=hosts,
@@ -490,25 +490,28 @@ def _advice(last: Trained, batch: int) -> list[str]:
         return []
     factor = exchange * WORTH / ((1 - WORTH) * max(last["compute_ms"], 1e-3))
     return [
-        f"{exchange / last['step_ms']:.0%} of a step goes into the exchange; with "
-        f"{math.ceil(batch * factor)} examples a host, or --accumulate {math.ceil(factor)}, it "
-        f"would be {1 - WORTH:.0%}",
-        "--exchange-precision bfloat16 halves what is exchanged (train/worker.py)",
+        f"{exchange / last['step_ms']:.0%} of each step is spent on the exchange; with "
+        f"{math.ceil(batch * factor)} examples per host, or --accumulate "
+        f"{math.ceil(factor)}, it would be {1 - WORTH:.0%}",
+        "--exchange-precision bfloat16 halves the amount of data exchanged (train/worker.py)",
     ]
 
 
 def text_of(scaling: Scaling) -> list[str]:
     """Return the measurements as lines."""
     sums, alone = scaling["all_reduce_ms"], scaling["trained"][0]["step_ms"]
-    said = [f"TensorFlow sums {size} MB in {ms:.1f} ms" for size, ms in sums.items()]
+    said = [f"TensorFlow all-reduces {size} MB in {ms:.1f} ms" for size, ms in sums.items()]
     for one in scaling["trained"]:
         hosts = f"{one['hosts']} host{'s' if one['hosts'] > 1 else ''}"
         said.append(
-            f"{scaling['model']}, {scaling['batch']} examples a host, {hosts}: "
-            f"{one['step_ms']:.1f} ms a step (predicted {one['predicted_ms']:.1f}), "
+            f"{scaling['model']}, {scaling['batch']} examples per host, {hosts}: "
+            f"{one['step_ms']:.1f} ms per step (predicted {one['predicted_ms']:.1f}), "
             f"efficiency {alone / one['step_ms']:.0%}"
         )
     if scaling["efficiency"]:
         parts = [f"{int(n) / 1e6:g} M: {e:.0%}" for n, e in scaling["efficiency"].items()]
-        said.append(f"efficiency of steps of {alone:.0f} ms by parameters: {', '.join(parts)}")
+        said.append(
+            f"efficiency by number of parameters, with {alone:.0f} ms per step on one host: "
+            f"{', '.join(parts)}"
+        )
     return said + scaling["advice"]

@@ -86,12 +86,12 @@ def run(args: Namespace, variables: Variables) -> int:
     outcome = playbooks.run_playbook("list.yml", args.inventory, variables)
     if outcome.unreachable:
         code = exit_code(outcome, "drill")
-        complain("drill", "a drill needs all hosts of the inventory")
+        complain("drill", "the drill needs all hosts of the inventory")
         return code
     _require_idle_hosts(outcome)
     rows = []
     for fault in args.fault or faults.FAULTS:
-        print(f"{fault}: a job is started", flush=True)
+        print(f"{fault}: starting a job", flush=True)
         rows.append(_one(fault, args.inventory, variables, args.fault_become))
         print(f"{fault}: {', '.join(cell for cell in rows[-1].cells[1:] if cell)}", flush=True)
     width = None if sys.stdout.isatty() else 200
@@ -106,18 +106,24 @@ def _require_idle_hosts(outcome: playbooks.Outcome) -> None:
     listed: list[Job] = outcome.result("job_list")["jobs"]
     alive = [f"{job['job']} on {', '.join(job['hosts'])}" for job in listed if job["alive"]]
     if alive:
-        raise PlanError(f"no drill alongside a real job: {'; '.join(alive)} runs")
+        raise PlanError(
+            f"the drill does not run alongside other jobs: {'; '.join(alive)} is running"
+        )
     # Jobs of other users or with another root. Inventory hosts on one machine report the same.
     others = {}
     for host, result in outcome.results["job_info"].items():
         try:
             leases = reports.items(reports.text())(result.get("leases"))
         except reports.ReportError as error:
-            raise PlanError(f"{host}: what it reports of its leases {error}: no drill") from None
+            raise PlanError(
+                f"{host}: its report about leases {error}; the drill was not started"
+            ) from None
         others.update(dict.fromkeys(leases, host))
     if others:
         named = "; ".join(f"{host} is {lease}" for lease, host in others.items())
-        raise PlanError(f"no drill alongside another job: {named}; wait until it has ended")
+        raise PlanError(
+            f"the drill does not run alongside other jobs: {named}; wait until that job has ended"
+        )
 
 
 def _one(fault: str, inventory: Inventory, variables: Variables, become: bool) -> Row:
@@ -154,17 +160,19 @@ def _follow(fault: str, job: jobs.Job, become: bool) -> Row:
             if injection.outcome.result("rank_fault")["skipped_because"]:
                 break
     if injection is None:
-        return replace(row, trouble="the job was over before the fault could be injected")
+        return replace(row, trouble="the job ended before the fault could be injected")
     while not injection.wait(1.0):
         pass
     outcome = injection.close()
     injected = outcome.result("rank_fault")
     if not injected:
-        return replace(row, trouble="; ".join(outcome.messages) or "it could not be done")
+        return replace(
+            row, trouble="; ".join(outcome.messages) or "the fault could not be injected"
+        )
     if injected["skipped_because"]:
         return replace(row, trouble=str(injected["skipped_because"]), skipped=True)
     if job.result is None:
-        return replace(row, trouble=f"the job was not over within {_LIMIT:g} s")
+        return replace(row, trouble=f"the job did not end within {_LIMIT:g} s")
     at = (at or time.monotonic()) + injected.get("delay", 0.0)
     return _judge(row, [(when - at, event) for when, event in restarts], job)
 
@@ -173,7 +181,7 @@ def _choose_victim(job: jobs.Job) -> tuple[str, dict[str, Any]]:
     """Return the last training rank, preferably not the chief, and variables for fault.yml."""
     manifest = read_manifest(job.run_dir)
     if manifest is None:
-        raise FileNotFoundError(f"there is no manifest in {job.run_dir}")
+        raise FileNotFoundError(f"no manifest in {job.run_dir}")
     rank = [rank for rank in manifest["ranks"] if not rank["non_training"]][-1]
     host = rank["host"]
     given = {
@@ -197,7 +205,7 @@ def _judge(row: Row, restarts: Sequence[tuple[float, jobs.Event]], job: jobs.Job
     wanted = EXPECTED[row.fault]
     trouble = "" if result.state == "completed" else f"the job {result.state}: {result.message}"
     if restarts and not wanted:
-        trouble = f"the job was started again: {restarts[0][1].data['message']}"
+        trouble = f"the job was restarted: {restarts[0][1].data['message']}"
     elif restarts:
         seconds, event = restarts[0]
         named = event.task == row.victim.split()[0] and event.data["cause"] in wanted
@@ -210,5 +218,5 @@ def _judge(row: Row, restarts: Sequence[tuple[float, jobs.Event]], job: jobs.Job
         step = int(resumed[1]) if resumed else None
         row = replace(row, detected=max(0.0, seconds), named=named, resumed=step)
     elif wanted and row.fault != faults.PORT:  # connections may survive the packet loss
-        trouble = trouble or "nobody noticed"
+        trouble = trouble or "the fault was not detected"
     return replace(row, trouble=trouble.split("\n")[0][:160])

@@ -131,7 +131,7 @@ def options_for(run_dir: Path, inventory: Inventory) -> AnsibleOptions:
         return options_of(inventory)
     if connection["asked"]:
         raise ValueError(
-            f"job {run_dir.name} was started with passwords that were typed in, and passwords are "
-            "not kept: pass an inventory, or AnsibleOptions with its passwords"
+            f"job {run_dir.name} was started with passwords typed at a prompt, which are "
+            "not stored: pass an inventory, or AnsibleOptions that include the passwords"
         )
     return AnsibleOptions(tuple(connection["inventory"]), words=tuple(connection["options"]))

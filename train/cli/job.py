@@ -138,14 +138,16 @@ def with_runs_dir(inventory: Inventory, variables: Variables | None) -> dict[str
         return found
     outcome = playbooks.run_playbook("runs_dir.yml", inventory, found)
     if outcome.code:
-        raise PlanError("\n".join([f"{_RUNS_DIR} of the inventory:", *outcome.messages]))
+        raise PlanError(
+            "\n".join([f"cannot read {_RUNS_DIR} from the inventory:", *outcome.messages])
+        )
     by_host = {host: str(res.get("msg", "")) for host, res in outcome.results["debug"].items()}
     folders = dict.fromkeys(by_host.values())
     if len(folders) > 1:
         each = "; ".join(f"{folder or 'none'} on {host}" for host, folder in by_host.items())
         raise PlanError(
-            f"{_RUNS_DIR} holds for the whole gang, and differs between its hosts: {each}. Set it "
-            "in group_vars/all, or give -e train_job_runs_dir=FOLDER"
+            f"{_RUNS_DIR} must be the same for the whole gang, but differs between hosts: "
+            f"{each}. Set it in group_vars/all, or use -e train_job_runs_dir=FOLDER"
         )
     folder = next(iter(folders), "") or str(_DEFAULT_RUNS_DIR)
     return {**found, _RUNS_DIR: folder}
@@ -293,7 +295,7 @@ class Job:
         if manifest is None:
             attach = suggestions.command("attach", suggesting.call_of(inventory, chosen), job=job)
             raise PlanError(
-                f"there is no {run_dir / MANIFEST_FILE}: attach to it first with `{attach}`"
+                f"{run_dir / MANIFEST_FILE} does not exist: attach to the job first with `{attach}`"
             )
         _, hosts = status(job, inventory, chosen)
         seen = [(name, one) for name, found in hosts.items() for one in reports.all_seen(found)]
@@ -302,8 +304,8 @@ class Job:
             call = suggesting.call_of(inventory, chosen)
             attach, end = (suggestions.command(name, call, job=job) for name in ("attach", "stop"))
             raise PlanError(
-                f"job {job} runs on {', '.join(alive)}: attach to it with `{attach}`, or stop it "
-                f"first with `{end}`"
+                f"job {job} is still running on {', '.join(alive)}: attach to it with "
+                f"`{attach}`, or stop it first with `{end}`"
             )
         more = {"train_job_attempt": int(manifest["attempt"]) + 1, "train_job_force": True}
         again = cls(job, inventory, chosen)
@@ -348,7 +350,7 @@ class Job:
         """The current step of the playbook for people: one short text for many tasks."""
         outcome = self._playbook.outcome
         if self._attached and outcome.ended is None:
-            return "looking for the job on its hosts"
+            return "searching the hosts for the job"
         planned = outcome.result("gang_plan").get("ranks", {})
         installs = outcome.result("gang_packages").get("installs", {})
         if installs and not planned:
@@ -399,7 +401,7 @@ class Job:
         """End the job with the role's decision."""
         message, why_not = ended["message"], ended["restart_reason"]
         if why_not and why_not not in message:
-            message = f"{message}\nnot started again: {why_not}"
+            message = f"{message}\nnot restarted: {why_not}"
         reported = (ended["metrics"], ended["ranks"], self.run_dir, ended["attempts"])
         remarks = (ended.get("doubts", []), ended.get("notes", []), ended.get("strict", False))
         self._end(Result(self.name, ended["state"], message, *reported, *remarks))
@@ -456,9 +458,9 @@ class Job:
             message = "the start was interrupted, and the job was stopped on every host"
             return self._end(self._result("stopped", "\n".join([message, *outcome.messages])))
         attach, stop_it = self._command("attach"), self._command("stop")
-        how = f"it runs on: attach to it with `{attach}`, or stop it with `{stop_it}`"
+        how = f"the job continues: attach to it with `{attach}`, or stop it with `{stop_it}`"
         if is_down:
-            how = f"it is down: attach to it to resume, with `{attach}`"
+            how = f"the job is between two attempts: attach to resume it with `{attach}`"
         self.result = self._result("left", how)
         return self.result
 
@@ -496,7 +498,7 @@ class Job:
             outcome, self._stop = self._stop.close(), None
             self._stop_messages = outcome.messages
             for line in outcome.messages:
-                text = f"not stopped: {line}"
+                text = f"could not stop the job: {line}"
                 yield Event("notice", self.name, "", {"kind": "stop", "task": None, "text": text})
             limit = _END_LIMIT_FAILED if outcome.messages else _END_LIMIT
             self._end_by = time.monotonic() + limit
@@ -508,7 +510,9 @@ class Job:
                 self._end(self._result("failed", f"the job could not be stopped: {failed}"))
             else:
                 attach = self._command("attach")
-                message = f"the job was stopped, and its watch did not end: `{attach}`"
+                message = (
+                    f"the job was stopped, but following it did not end: check with `{attach}`"
+                )
                 self.result = self._result("unwatched", message)
 
     def _close(self) -> bool:
@@ -543,7 +547,7 @@ class Job:
 
     def _nothing_started(self) -> str:
         """Return a message that nothing was started, and what could not be released."""
-        return "\n".join(["nothing had been started", *self._stop_messages])
+        return "\n".join(["nothing was started", *self._stop_messages])
 
     def _end(self, result: Result) -> Result:
         """Record ``result`` as the end: no attempt follows, even for later watchers."""

@@ -37,7 +37,7 @@ RESTART_WAIT = 30.0
 _RESTART_PAUSE = 3.0
 _BLOCK = 1 << 20
 #: Printed instead of lines that may have been overwritten before they could be printed.
-LEFT_OUT = "... lines may be missing here: they came faster than they can be printed ..."
+LEFT_OUT = "... lines may be missing here: output arrived faster than it could be printed ..."
 
 
 def colour_of(task: str) -> str:
@@ -141,8 +141,8 @@ def show(args: Namespace, variables: Variables) -> int:
                 deadline = float("-inf")
                 if args.follow and _may_restart(outcome):
                     deadline = time.monotonic() + RESTART_WAIT
-                    wait = f"waiting {RESTART_WAIT:g} s for another attempt"
-                    complain("logs", f"the gang fell: {wait}")
+                    wait = f"waiting {RESTART_WAIT:g} s for the next attempt"
+                    complain("logs", f"all ranks ended: {wait}")
             if not args.follow or outcome.code or time.monotonic() > deadline:
                 break
             time.sleep(_RESTART_PAUSE)
@@ -166,7 +166,7 @@ def _show_attempt(
             tasks = [rank["task"] for rank in playbook.outcome.result("job_ranks").get("ranks", ())]
             if printer.task is not None and tasks and printer.task not in tasks:
                 name, there = variables["train_job_id"], ", ".join(tasks)
-                raise ValueError(f"job {name} has no rank {printer.task}: there are {there}")
+                raise ValueError(f"job {name} has no rank {printer.task}; its ranks are {there}")
             if variables["train_job_logs_follow"]:
                 printer.pump()
             if interrupts:

@@ -32,7 +32,7 @@ _Handler = Callable[[argparse.Namespace, Variables], int]
 
 def _count(text: str, least: int = 0) -> int:
     if not records.is_number(text) or int(text) < least:
-        raise argparse.ArgumentTypeError(f"{text} is no number, the limit is {least} or more")
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of {least} or more")
     return int(text)
 
 
@@ -47,7 +47,7 @@ def _job_id(text: str) -> str:
 def _parts(text: str) -> list[str]:
     parts = text.split(",")
     if set(parts) - set(PARTS):
-        raise argparse.ArgumentTypeError(f"{text} is not of {', '.join(PARTS)}")
+        raise argparse.ArgumentTypeError(f"unknown part in {text}: choose from {', '.join(PARTS)}")
     return parts
 
 
@@ -73,8 +73,8 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print an error and exit."""
         if message.endswith("required: JOB"):
-            message += f"; `{suggestions.command('list')}` shows the jobs that there are"
-        self.exit(2, f"{self.prog}: {message}\nsee {self.prog} --help\n")
+            message += f"; `{suggestions.command('list')}` shows all jobs"
+        self.exit(2, f"{self.prog}: {message}\nSee {self.prog} --help\n")
 
     def refuse(self, unknown: str) -> NoReturn:
         """Reject an unknown argument; suggest a similar option."""
@@ -82,18 +82,19 @@ class _Parser(argparse.ArgumentParser):
             self.error(f"unexpected argument {unknown}")
         option = unknown.partition("=")[0]
         near = difflib.get_close_matches(option, self._option_string_actions, 1)
-        self.error(f"there is no option {option}" + (f": did you mean {near[0]}?" if near else ""))
+        self.error(f"unknown option {option}" + (f": did you mean {near[0]}?" if near else ""))
 
 
 def build_parser() -> _Parser:
     """Return the parser of the command line; ``handler`` is the command's function."""
     parser = _Parser(
         prog=PROGRAM,
-        description="Trains TensorFlow scripts on the hosts of an Ansible inventory. "
-        "COMMAND --help shows the options of a command.",
-        epilog="exit codes: 0 done, 1 the job failed, 2 bad usage or a host that is not ready, "
-        "3 stopped, 4 a host is unreachable, 5 the watch ended and left the job running, "
-        "6 the job completed, but there are doubts and --strict was given, 130 the job was left",
+        description="Train TensorFlow scripts on the hosts of an Ansible inventory. Use COMMAND "
+        "--help for the options of a command.",
+        epilog="exit codes: 0 success, 1 the job failed, 2 usage error or a host is not ready, 3 "
+        "the job was stopped, 4 a host is unreachable, 5 the launcher stopped following "
+        "the job, which continues to run, 6 the job completed with doubts and --strict was "
+        "given, 130 you left the job running",
     )
     common = _Parser(add_help=False)
     ansible_options.add_options(common)
@@ -103,11 +104,12 @@ def build_parser() -> _Parser:
         "--on-interrupt",
         choices=("ask", "leave", "stop"),
         default="ask",
-        help="what Ctrl-C does with the job (default: ask; without a terminal: leave)",
+        help="what to do with the job on Ctrl-C (default: ask; without a terminal: leave it "
+        "running)",
     )
-    text = "exit with code 6 if the job completes and there are doubts about its success"
+    text = "exit with code 6 if the job completes but its success is in doubt"
     watching.add_argument("--strict", action="store_true", help=text)
-    text = "log the job to MLflow, as docs/metrics.md has it"
+    text = "log the job to MLflow (see docs/metrics.md)"
     watching.add_argument("--mlflow", metavar="URI", default="", help=text)
     parser.add_argument("--version", action="version", version=f"tensorflow-ansible {VERSION}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -121,81 +123,94 @@ def build_parser() -> _Parser:
         added.set_defaults(handler=handler)
         return added.add_argument
 
-    run = add("run", commands.run, "train, and follow the job", watching)
-    run("--script", metavar="FILE", help="script or directory (default: train/worker.py)")
-    text = "run a module, such as trainer.task, of the package in --script FOLDER (default: .)"
+    run = add("run", commands.run, "start a job and follow it", watching)
+    run(
+        "--script",
+        metavar="FILE",
+        help="script, or directory with main.py (default: train/worker.py)",
+    )
+    text = "run a module, such as trainer.task, from the directory in --script (default: .)"
     run("--module", metavar="NAME", default="", help=text)
-    text = "file or folder to stage alongside the script; may be repeated"
+    text = "file or folder to copy to the hosts with the script; may be repeated"
     run("--include", metavar="PATH", action="append", default=[], help=text)
-    text = "install the packages that FILE asks for (default: requirements.txt next to the script)"
+    text = "install the packages listed in FILE (default: requirements.txt next to the script)"
     run("--requirements", metavar="FILE", nargs="?", const=NEXT_TO_SCRIPT, default="", help=text)
-    run("--job", metavar="NAME", default="", help="id of the job (default: script and time)")
-    run("arguments", nargs="*", metavar="-- ARGS", help="arguments of the script")
+    run("--job", metavar="NAME", default="", help="job id (default: name of the script and time)")
+    run("arguments", nargs="*", metavar="-- ARGS", help="arguments for the script")
 
-    newest = "id of the job (default: the newest one here)"
-    attach = add("attach", commands.attach, "follow a job that runs already", watching)
-    restart = add("restart", commands.restart, "start a job again that has failed", watching)
+    newest = "job id (default: the newest job of this control node)"
+    attach = add("attach", commands.attach, "follow a job that is already running", watching)
+    restart = add("restart", commands.restart, "restart a job that failed or was stopped", watching)
 
     status = add("status", commands.status, "show the state of a job's ranks")
-    status("--json", action="store_true", help="JSON instead of lines")
+    status("--json", action="store_true", help="print JSON")
 
     listed = add("list", commands.list_jobs, "list the jobs on the hosts")
-    listed("--json", action="store_true", help="JSON instead of a table, of all jobs")
-    text = "how many of the newest jobs are shown (default: 20)"
+    listed("--json", action="store_true", help="print all jobs as JSON")
+    text = "show the N newest jobs (default: 20)"
     listed("-n", "--newest", metavar="N", type=partial(_count, least=1), help=text)
     listed("--all", action="store_true", help="show all jobs")
 
     logs = add("logs", all_logs.show, "print the logs of all ranks")
-    logs("--task", metavar="TASK", help="only this rank's, such as worker-0")
-    text = "continue until the job has ended, or Ctrl-C"
+    logs("--task", metavar="TASK", help="only this rank, such as worker-0")
+    text = "keep printing new lines until the job ends"
     logs("-f", "--follow", action="store_true", help=text)
-    logs("--tail", metavar="N", type=_count, help="begin with the last N lines of each rank")
+    logs("--tail", metavar="N", type=_count, help="start with the last N lines of each rank")
 
-    stop = add("stop", commands.stop, "end a job on every host")
+    stop = add("stop", commands.stop, "stop a job on all hosts")
 
-    report = add("report", commands.report, "write a page about a job: runs/JOB/report.html")
+    report = add(
+        "report", commands.report, "write an HTML report about a job: runs/JOB/report.html"
+    )
 
-    compare = add("compare", commands.compare, "print what differs between two jobs")
+    compare = add("compare", commands.compare, "compare two jobs")
     for command in (attach, status, logs, report):
         command("job", metavar="JOB", nargs="?", type=_job_id, help=newest)
     for command in (restart, stop, compare):
-        command("job", metavar="JOB", type=_job_id, help="id of the job, as `list` shows it")
-    compare("other", metavar="OTHER", type=_job_id, help="id of the job to compare it with")
-    text = "all records that differ, also those of hosts and settings"
+        command("job", metavar="JOB", type=_job_id, help="job id, as shown by `list`")
+    compare("other", metavar="OTHER", type=_job_id, help="id of the other job")
+    text = "show all differences, including those of hosts and settings"
     compare("--all", action="store_true", help=text)
-    text = "write a page, with curves (default: runs/JOB/compare-OTHER.html)"
+    text = "also write an HTML page with curves (default: runs/JOB/compare-OTHER.html)"
     compare("--html", metavar="FILE", nargs="?", const="", help=text)
 
-    tensorboard = add("tensorboard", commands.tensorboard, "show TensorBoard of jobs, until Ctrl-C")
-    tensorboard("jobs", metavar="JOB", nargs="*", type=_job_id, help="(default: all jobs)")
+    tensorboard = add("tensorboard", commands.tensorboard, "start TensorBoard for jobs")
+    tensorboard("jobs", metavar="JOB", nargs="*", type=_job_id, help="job ids (default: all jobs)")
     tensorboard("--port", type=_count, default=6006, help="first port to try (default: 6006)")
-    text = "of what was fetched into runs/, by this machine's TensorFlow; no host is asked"
+    text = (
+        "show the events already fetched into runs/, with this machine's TensorFlow, without "
+        "contacting any host"
+    )
     tensorboard("--here", action="store_true", help=text)
 
-    tf_config = add("tf-config", commands.tf_config, "print TF_CONFIG of each rank, as JSON")
-    tf_config("host", metavar="HOST", nargs="?", help="only this inventory host's")
+    tf_config = add("tf-config", commands.tf_config, "print the TF_CONFIG of each rank as JSON")
+    tf_config("host", metavar="HOST", nargs="?", help="only for this inventory host")
 
-    doctor = add("doctor", doctors.examine, "say what is wrong with the hosts and their network")
-    doctor("--quick", action="store_true", help="start no TensorFlow, write little")
-    text = f"some of {','.join(PARTS)} (default: all)"
+    doctor = add("doctor", doctors.examine, "find problems of the hosts and their network")
+    doctor("--quick", action="store_true", help="do not start TensorFlow, and write little to disk")
+    text = f"comma-separated parts to examine, from {','.join(PARTS)} (default: all)"
     doctor("--only", metavar="PARTS", type=_parts, help=text)
-    text = "what the collectives' short trainings train (default: mnist-cnn)"
+    text = "model for the training runs of the part collectives (default: mnist-cnn)"
     doctor("--model", choices=doctors.PARAMETERS, default="mnist-cnn", help=text)
-    text = "with so many examples a step and host (default: 64)"
+    text = "examples per step and host in these runs (default: 64)"
     doctor("--batch", metavar="N", type=partial(_count, least=1), default=64, help=text)
-    doctor("--json", action="store_true", help="JSON instead of lines")
+    doctor("--json", action="store_true", help="print JSON")
 
     clean = add("clean", commands.clean, "remove old jobs from the hosts")
-    clean("--older-than", metavar="AGE", help="those that ended longer ago: 12h, 14d, 8w")
-    clean("--keep", metavar="N", type=_count, help="those that are not among the N newest")
-    clean("--dry-run", action="store_true", help="only show what would go")
+    clean(
+        "--older-than",
+        metavar="AGE",
+        help="remove jobs that ended longer ago, such as 12h, 14d or 8w",
+    )
+    clean("--keep", metavar="N", type=_count, help="keep the N newest jobs")
+    clean("--dry-run", action="store_true", help="only show what would be removed")
 
-    text = "run short jobs on the hosts, inject faults and report the outcome"
+    text = "run short jobs on the hosts, inject faults and report the results"
     drill = add("drill", drills.run, text)
-    text = f"one of {', '.join(faults.FAULTS)}; may be repeated (default: all)"
+    text = f"fault to inject: {', '.join(faults.FAULTS)}; may be repeated (default: all)"
     names = faults.FAULTS
     drill("--fault", metavar="FAULT", action="append", choices=names, default=[], help=text)
-    text = "become root for the faults that need it (port, ssh), and for nothing else"
+    text = "become root only for the faults that need it (port, ssh)"
     drill("--fault-become", action="store_true", help=text)
     parser.commands = subparsers.choices
     return parser
@@ -226,11 +241,11 @@ def choose_hosts(args: argparse.Namespace, variables: dict[str, Any]) -> dict[st
     if args.command in _NEWEST_IF_UNNAMED and not job:
         job = args.job = inventories.newest(runs_dir, args.inventory)
         if job:
-            complain(args.command, f"job {job}, the newest one in {runs_dir}")
+            complain(args.command, f"using job {job}, the newest in {runs_dir}")
         elif args.command != "status":  # status asks the hosts for the newest
             raise PlanError(
-                f"there is no job in {runs_dir}: name one; `{suggestions.command('list')}` shows "
-                "those on the hosts"
+                f"no job in {runs_dir}: pass a job id; `{suggestions.command('list')}` "
+                "shows the jobs on the hosts"
             )
     connection = inventories.kept(runs_dir / job) if job and args.inventory is None else None
     if connection is None:
@@ -255,15 +270,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     suggesting.note_typed(given[:cut])
     if given and given[0] not in parser.commands:
         for near in difflib.get_close_matches(given[0], parser.commands, 1):
-            parser.error(f"there is no command {given[0]}: did you mean {near}?")
+            parser.error(f"unknown command {given[0]}: did you mean {near}?")
     args, unknown = parser.parse_known_args(given[:cut])
     if unknown:
         parser.commands[args.command].refuse(unknown[0])
     script_arguments = given[cut + 1 :]
     if args.command != "run" and script_arguments:
-        parser.error(f"{args.command} takes no arguments of a script")
+        parser.error(f"{args.command} takes no script arguments")
     if getattr(args, "arguments", None):
-        parser.error(f"unknown argument {args.arguments[0]}: put the script's after --")
+        parser.error(f"unknown argument {args.arguments[0]}: put script arguments after --")
     args.arguments = script_arguments
     try:
         variables, encrypted = ansible_options.parse_variables(args.variables)

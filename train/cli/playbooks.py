@@ -186,7 +186,7 @@ class Outcome:
             f"{login_failures.names_of(hosts)}: {text}" if hosts else text
             for text, hosts in self.failures.items()
         ]
-        broken = "\n".join(["ansible-playbook broke off:", *self.last_lines])
+        broken = "\n".join(["ansible-playbook failed:", *self.last_lines])
         return unreachable + failed or ([broken] if self.code else [])
 
 

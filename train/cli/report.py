@@ -53,8 +53,8 @@ _COLOURS = {
 }
 _PARTS = {
     "compute_ms": ("compute", "#3b82c4"),
-    "exchange_ms": ("exchange and wait for others", "#d9a441"),
-    "input_ms": ("wait for examples", "#b7a0d8"),
+    "exchange_ms": ("exchange, waiting for others", "#d9a441"),
+    "input_ms": ("waiting for examples", "#b7a0d8"),
 }
 #: Colours of an attempt's curves.
 _ATTEMPTS = ("#3b82c4", "#d9822b", "#3aa17e", "#8e63b8", "#d0453e", "#8c6d5a", "#d65fa3", "#9aa5b1")
@@ -128,7 +128,10 @@ def read(run_dir: Path) -> tuple[Manifest, list[Attempt]]:
     manifest = read_manifest(run_dir)
     if manifest is None:
         attach = suggestions.command("attach", job=run_dir.name)
-        missing = f"no job {run_dir.name} here: attach to it first with `{attach}`"
+        missing = (
+            f"job {run_dir.name} is not known on this control node: attach to it first with "
+            f"`{attach}`"
+        )
         raise FileNotFoundError(2, missing, str(run_dir))
     planned = {about["attempt"]: about["planned_at"] for about in manifest["attempts"]}
     last = manifest["attempt"]
@@ -274,7 +277,7 @@ def _timeline(attempts: Sequence[Attempt]) -> Iterator[Chart]:
     rows = sorted(tasks, key=records.task_order)
     times = [(_began([attempt]), f"attempt {attempt['number']}") for attempt in attempts[1:]]
     starts = [(at - began, name) for at, name in times if at]
-    chart = page.bars("What each rank did", rows, traces, _SINCE, starts, wide=True)
+    chart = page.bars("Activity of each rank", rows, traces, _SINCE, starts, wide=True)
     chart["layout"]["barmode"] = "overlay"
     yield chart
 
@@ -297,13 +300,13 @@ def _step_times(attempt: Attempt) -> Iterator[Chart]:
             {"name": name, "marker": {"color": colour}, "x": [one[part] for one in means.values()]}
             for part, (name, colour) in _PARTS.items()
         ]
-        yield page.bars("Where a step's time goes", list(means), traces, "ms a step")
+        yield page.bars("Time per step", list(means), traces, "ms per step")
 
 
 def _loads(attempts: Sequence[Attempt]) -> Iterator[Chart]:
     """Yield charts of the load of hosts, GPUs and ranks."""
     began = _began(attempts)
-    titles = ("Cores that a rank used", "Busy cores of a rank's host, %", "Busy GPUs, %")
+    titles = ("Cores used by each rank", "Busy cores of a rank's host, %", "Busy GPUs, %")
     charts: dict[str, _Points] = {title: defaultdict(list) for title in titles}
     of_ranks, of_hosts, of_gpus = charts.values()
     for attempt in attempts:
@@ -454,9 +457,9 @@ def text_of(found: Comparison, everything: bool = False) -> str:
     shown = found.differences if everything else _for_people(found)
     said += [f"  {name}: {a} | {b}" for name, a, b in shown]
     if not shown:
-        said.append("  the same script, arguments, code, versions and hosts")
+        said.append("  same script, arguments, code, versions and hosts")
     if not everything and len(found.differences) > len(shown):
-        said.append("  records of hosts and settings differ, too: --all shows them")
+        said.append("  other records of hosts and settings differ as well (use --all to show them)")
     said.append(found.losses)
     for metric in sorted(found.metrics, key=lambda metric: metric.name):
         if metric.name in ("loss", SPEED) or not all(metric.curves):
@@ -472,9 +475,9 @@ def text_of(found: Comparison, everything: bool = False) -> str:
 def write_comparison(found: Comparison, path: Path) -> Path:
     """Write a comparison as a page and return its path; raise OSError if it cannot be written."""
     if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, "is a folder: name a file", str(path))
+        raise IsADirectoryError(errno.EISDIR, "is a folder: pass the path of a file", str(path))
     if not path.parent.is_dir():
-        raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(path.parent))
+        raise FileNotFoundError(errno.ENOENT, "no such folder", str(path.parent))
     of_hosts = [row for row in found.differences if row[0].startswith(("hosts.", "ranks."))]
     return page.write(
         path,
@@ -494,7 +497,7 @@ def _charts(found: Comparison) -> Iterator[Chart]:
         points = {job: [(step, c[step][0]) for step in sorted(c)] for job, c in curves.items()}
         marks: list[page.Mark] = []
         if metric.name == "loss" and found.parted is not None:
-            marks = [(found.parted, f"they part at step {found.parted}")]
+            marks = [(found.parted, f"losses diverge at step {found.parted}")]
         yield page.curves(metric.name, points, marks=marks)
         if metric.wanted is not None:
             times = {job: [(at, value) for value, at in c.values()] for job, c in curves.items()}
@@ -510,12 +513,12 @@ def _losses(one: Curve, other: Curve) -> tuple[str, int | None]:
     """
     shared = sorted(set(one) & set(other))
     if not shared:
-        return "loss: no step is reported by both", None
+        return "loss: the jobs have no reported step in common", None
     step = next((step for step in shared if one[step][0] != other[step][0]), None)
     if step is None:
-        return f"loss: the same at all {len(shared)} steps that both report", None
+        return f"loss: identical at all {len(shared)} steps reported by both", None
     a, b = one[step][0], other[step][0]
-    return f"loss: differs from step {step} on, {a!r} | {b!r} ({abs(a - b):.2g} apart)", step
+    return f"loss: differs from step {step}: {a!r} | {b!r} ({abs(a - b):.2g} apart)", step
 
 
 def _after(seconds: float | None) -> str:

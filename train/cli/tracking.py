@@ -53,8 +53,8 @@ def check(uri: str) -> None:
     """Raise PlanError if MLflow is not installed or its URI is invalid."""
     if uri.partition(":")[0].partition("+")[0] not in SCHEMES:
         raise PlanError(
-            f"--mlflow {_masked(uri)} is no tracking URI: it begins with one of "
-            f"{', '.join(f'{scheme}:' for scheme in SCHEMES)}, as in --mlflow sqlite:///mlflow.db"
+            f"--mlflow {_masked(uri)} is not a tracking URI: it must begin with one of "
+            f"{', '.join(f'{scheme}:' for scheme in SCHEMES)}, such as --mlflow sqlite:///mlflow.db"
         )
     if importlib.util.find_spec("mlflow") is None:
         lock = REPOSITORY / "requirements/mlflow.txt"
@@ -94,13 +94,13 @@ class TrackedDisplay:
         self._ending.set()
         self._thread.join(LIMIT)
         if self._thread.is_alive():
-            self._troubles.append(f"it did not end within {LIMIT:g} s")
+            self._troubles.append(f"logging did not finish within {LIMIT:g} s")
         self._show_troubles(result.job)
         self._display.result(result)
 
     def _show_troubles(self, job: str) -> None:
         while self._troubles:
-            text = f"MLflow: {self._troubles.popleft()}; the job does not depend on it"
+            text = f"MLflow: {self._troubles.popleft()}; the job is not affected"
             data = {"kind": "mlflow", "task": None, "text": text}
             self._display.event(Event("notice", job, "", data))
 
@@ -135,7 +135,7 @@ class _Run:
     def __init__(self, uri: str, run_dir: Path) -> None:
         manifest = read_manifest(run_dir)
         if manifest is None:
-            raise FileNotFoundError(f"there is no {run_dir / MANIFEST_FILE}")
+            raise FileNotFoundError(f"{run_dir / MANIFEST_FILE} does not exist")
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         from mlflow import entities

@@ -133,8 +133,8 @@ class ObservingAction(GangAction):
     def failure(self, error: Exception, options: Args) -> Returned:
         """Return a result with the way to follow the job again."""
         known = isinstance(error, (WatchEndedError, OSError))
-        ended = f"the watch has ended: {error if known else repr(error)}"
-        message = f"{ended}; the job is left as it is: {_attach_again(options)}"
+        ended = f"stopped following the job: {error if known else repr(error)}"
+        message = f"{ended}; the job itself is not affected: {_attach_again(options)}"
         return {"failed": True, "left_running": self.follows_job, "msg": message}
 
 

@@ -30,7 +30,7 @@ class _Limited:
 
     def read(self, size: int) -> bytes:
         if size > self._left:
-            raise ArchiveError("it is larger than its limit")
+            raise ArchiveError("it exceeds its size limit")
         data = self._stream.read(size)
         self._left -= len(data)
         return data
@@ -45,7 +45,7 @@ def _opened(archive: Path, limit: int) -> Iterator[tarfile.TarFile]:
             with tarfile.open(fileobj=stream, mode="r|", bufsize=tarfile.RECORDSIZE) as tar:
                 yield tar
     except (tarfile.TarError, EOFError, zlib.error, ValueError, gzip.BadGzipFile) as error:
-        raise ArchiveError(f"it is broken: {error}") from error
+        raise ArchiveError(f"it is corrupt: {error}") from error
 
 
 def unpack(archive: Path, folder: Path, names: Collection[str], limit: int, files: int) -> None:
@@ -68,7 +68,7 @@ def unpack(archive: Path, folder: Path, names: Collection[str], limit: int, file
                 if left < 0 or member.size < 0:
                     raise ArchiveError("it is larger than train_job_results_limit_mb")
                 if number >= files:
-                    raise ArchiveError("it holds more than train_job_results_limit_files")
+                    raise ArchiveError("it contains more files than train_job_results_limit_files")
                 # No member can escape from a fresh folder without links.
                 tar.extract(member, fresh, filter="data")
         for name in names:
@@ -88,7 +88,7 @@ def digest(archive: Path, limit: int) -> str:
         for member in tar:
             content = tar.extractfile(member) if member.isreg() else None
             if content is None:
-                raise ArchiveError(f"{records.clean(member.name, 200)} is no file")
+                raise ArchiveError(f"{records.clean(member.name, 200)} is not a regular file")
             found.update(member.name.encode("utf-8", "surrogateescape") + b"\0")
             while block := content.read(1 << 20):
                 found.update(block)
@@ -101,4 +101,4 @@ def _check(member: tarfile.TarInfo, names: Collection[str]) -> None:
     if parts[0] not in names or {"", ".", ".."} & set(parts) or "\0" in member.name:
         raise ArchiveError(f"{shown} is not in {' or '.join(names)}")
     if not (member.isdir() or (member.isreg() and len(parts) > 1)):
-        raise ArchiveError(f"{shown} is neither a folder nor a file in one")
+        raise ArchiveError(f"{shown} is neither a folder nor a file inside one")

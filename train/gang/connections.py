@@ -162,7 +162,7 @@ def run(action: Any, command: str, program: bytes | None = None) -> Returned:
             value, _ = json.JSONDecoder().raw_decode(answer.lstrip())
     if not isinstance(value, dict):
         output = str(done["stderr"]).strip() or answer.strip() or str(done["stdout"]).strip()
-        raise OSError(output[-500:] or f"exit code {done['rc']}, without any output")
+        raise OSError(output[-500:] or f"exit code {done['rc']}, no output")
     return value
 
 
@@ -191,7 +191,7 @@ def fetch(action: Any, source: str, destination: Path, limit: int) -> None:
     answer = run(action, f"wc -c < {shlex.quote(source)}{_AS_NUMBER}")
     size = reports.integer()(answer.get("size"))
     if size > limit * _OVERHEAD:
-        raise OSError(f"it has {size / 2**20:.0f} MiB, the limit is {limit / 2**20:g} MiB")
+        raise OSError(f"its size is {size / 2**20:.0f} MiB, the limit is {limit / 2**20:g} MiB")
     if action._connection.become is None:
         with contextlib.suppress(AnsibleError, OSError), _no_file_above(size):
             action._connection.fetch_file(source, str(destination))
@@ -203,7 +203,7 @@ def fetch(action: Any, source: str, destination: Path, limit: int) -> None:
             data = reports.chunk(2 * _PIECE)(run(action, f"{read}{_AS_TEXT}").get("data"))
             stream.write(base64.b64decode(data))
         if stream.tell() != size:
-            raise OSError(f"{source} came with {stream.tell()} of {size} bytes")
+            raise OSError(f"{source} was truncated: received {stream.tell()} of {size} bytes")
 
 
 @contextlib.contextmanager
@@ -286,13 +286,14 @@ class Play:
         strategy = str(play.strategy).rpartition(".")[2]
         if strategy not in _STRATEGIES:
             raise PlanError(
-                f"this play has `strategy: {strategy}`, and a gang's hosts must go through the "
-                f"tasks together: leave it out, or take {' or '.join(_STRATEGIES)}"
+                f"this play has `strategy: {strategy}`, but all hosts of a gang must run "
+                f"each task together: remove it, or use {' or '.join(_STRATEGIES)}"
             )
         if play.serial and self._at_once < len(self.hosts):
             raise PlanError(
-                f"this play has `serial`, which takes {self._at_once} of its {len(self.hosts)} "
-                "hosts at once, and a gang starts together: leave it out"
+                f"this play has `serial`, which runs on {self._at_once} of its "
+                f"{len(self.hosts)} hosts at a time, but all ranks of a gang start "
+                "together: remove it"
             )
 
     def registered(self, host: str, name: str) -> Returned:

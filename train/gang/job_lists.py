@@ -19,9 +19,9 @@ def _listed(play: connections.Play, args: Args) -> tuple[list[Job], list[str], l
         if "jobs" in listed:
             try:
                 found[name], wrong = reports.listing(listed["jobs"])
-                warnings += [f"{name}: {reason} is passed over" for reason in wrong[:3]]
+                warnings += [f"{name}: ignored: {reason}" for reason in wrong[:3]]
             except reports.ReportError as error:
-                warnings.append(f"the job list of {name} is passed over: {error}")
+                warnings.append(f"ignoring the malformed job list of {name}: {error}")
     return listing.merge(found), [name for name in names if name not in found], warnings
 
 
@@ -52,7 +52,7 @@ def ranks(play: connections.Play, args: Args) -> Result:
     if not found:
         raise PlanError(
             f"no host of this inventory has a rank of job {args['job']}: "
-            f"`{suggestions.command('list')}` shows the jobs that there are"
+            f"`{suggestions.command('list')}` shows all jobs"
         )
     job, after = found[0], int(args.get("after") or 0)
     return {

@@ -92,7 +92,7 @@ class Waiting:
                         return  # otherwise the next request returns the leases
                 if time.monotonic() > deadline:
                     named = "; ".join(f"{host}: {text}" for host, text in ways.items() if text)
-                    waited = f"waited {limit:g} s for it (train_job_queue_timeout)"
+                    waited = f"gave up after {limit:g} s (train_job_queue_timeout)"
                     raise LeasingError(f"{named}; {waited}")
         except BaseException:
             with contextlib.suppress(LeasingError, StoppedError):
@@ -120,7 +120,7 @@ class Waiting:
             if do != "give_back" and text != self._shown.get(host, ""):
                 self._shown[host] = text
                 self._note(host, text)
-                self._say(f"{host}: waiting: {text}" if text else f"{host}: free now")
+                self._say(f"{host}: waiting: {text}" if text else f"{host}: no longer waiting")
         return ways
 
     def _answers(self, do: str, seconds: float) -> dict[str, Mapping[str, object] | Exception]:

@@ -23,7 +23,7 @@ def seconds_of(text: str) -> float:
     """Return an age such as ``14d`` in seconds (s, m, h, d or w). Raise ValueError if invalid."""
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhdw])", text.strip())
     if found is None:
-        raise ValueError(f"{text!r} is no age: give a number with s, m, h, d or w, such as 14d")
+        raise ValueError(f"{text!r} is not an age: use a number with s, m, h, d or w, such as 14d")
     return float(found[1]) * _UNITS[found[2]]
 
 
@@ -127,11 +127,12 @@ def choose_old(
     """
     if older_than is None and keep is None:
         raise PlanError(
-            "there is no limit to what is removed: give an age (--older-than 14d, "
-            "train_job_clean_older_than) or how many jobs stay (--keep 20, train_job_clean_keep)"
+            "nothing selected for removal: set a minimum age (--older-than 14d, "
+            "train_job_clean_older_than) or the number of jobs to keep (--keep 20, "
+            "train_job_clean_keep)"
         )
     if keep is not None and keep < 0:
-        raise PlanError(f"train_job_clean_keep is {keep}, the limit is 0 or more")
+        raise PlanError(f"train_job_clean_keep is {keep}, expected 0 or more")
     old, kept = [], []
     for job in jobs[keep or 0 :]:
         ranks = [*job["ranks"], *job["stale"]]
@@ -144,7 +145,7 @@ def choose_old(
             known = None
         unseen = [host for host in unreachable if known is None or host in known]
         if unseen:
-            reasons.append(f"{names_of(unseen)} reported nothing, where a rank may be alive")
+            reasons.append(f"{names_of(unseen)} did not report, and a rank may be alive there")
         if any(reasons):
             kept.append(f"{job['job']}: {next(filter(None, reasons))}")
         else:

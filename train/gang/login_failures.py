@@ -49,46 +49,47 @@ class _Kind(NamedTuple):
 #: The message for each kind.
 KINDS = {
     "changed-key": _Kind(
-        "the host key differs from the known one: the host was installed again, or another machine "
-        "answers at its address",
+        "the host key has changed: the host was reinstalled, or another machine answers at "
+            "its address",
         "compare the key with the host's own, then remove the old one with `{forget}` and log in "
         "with `{ssh}`",
     ),
     "unknown-key": _Kind(
         "the host key is not known on this machine",
-        "run `{ssh}` and accept the key after you have compared its fingerprint",
+        "run `{ssh}`, compare the fingerprint, and accept the key",
     ),
     "key-permissions": _Kind(
-        "ssh ignores the private key or its configuration, because others may read or change it",
-        "restrict it to its owner: `chmod 600 {key}`",
+        "ssh ignores the private key or its configuration, because other users can read or "
+            "change it",
+        "restrict access to its owner: `chmod 600 {key}`",
     ),
     "key-missing": _Kind(
         "the private key file does not exist on this machine",
         "correct ansible_ssh_private_key_file or --private-key ({key})",
     ),
     "key-passphrase": _Kind(
-        "the private key has a passphrase, and no ssh-agent has unlocked it",
-        "run `eval $(ssh-agent)` if there is no agent, then `ssh-add {key}`",
+        "the private key has a passphrase and is not loaded in an ssh-agent",
+        "run `eval $(ssh-agent)` if no agent is running, then `ssh-add {key}`",
     ),
     "key-unusable": _Kind(
-        "the private key file cannot be read as a key",
+        "the private key file is not a valid key",
         "check it with `ssh-keygen -y -f {key}`",
     ),
     "expired": _Kind(
         "the password or the account of the user has expired on the host",
-        "run `{ssh}` to set a new password, or have root run `chage -M -1 -E -1 {user}` there",
+        "run `{ssh}` to set a new password, or run `chage -M -1 -E -1 {user}` there as root",
     ),
     "nologin": _Kind(
         "the user's account has no login shell on the host",
-        "have root run `usermod -s /bin/bash {user}` there, or set ansible_user to another user",
+        "run `usermod -s /bin/bash {user}` there as root, or set ansible_user to another user",
     ),
     "booting": _Kind(
-        "the host accepts no logins of ordinary users: it is starting, shutting down or in "
-        "maintenance (/etc/nologin)",
+        "the host rejects logins of unprivileged users: it is booting, shutting down or "
+            "under maintenance (/etc/nologin)",
         "wait until `{ssh}` works",
     ),
     "many-keys": _Kind(
-        "the host refused the login after too many keys of the ssh-agent were tried",
+        "the host rejected the login after ssh had offered too many keys of the ssh-agent",
         "set ansible_ssh_private_key_file, and ansible_ssh_common_args to -o IdentitiesOnly=yes",
     ),
     "key-denied": _Kind(
@@ -102,62 +103,63 @@ KINDS = {
     ),
     "refused": _Kind(
         "the connection was refused: no SSH server listens on the port",
-        "start sshd on the host, or correct ansible_port; test with `{ssh}`",
+        "start sshd on the host, or fix ansible_port; test with `{ssh}`",
     ),
     "no-route": _Kind(
-        "the host cannot be reached: it is off, or on another network",
-        "check that the host runs and that ansible_host is right; test with `{ssh}`",
+        "the host cannot be reached: it is switched off, or on another network",
+        "check that the host is running and ansible_host is correct; test with `{ssh}`",
     ),
     "unknown-name": _Kind(
         "the host's name cannot be resolved to an address",
-        "set ansible_host to its address, or correct the name; test with `{ssh}`",
+        "set ansible_host to its address, or fix the name; test with `{ssh}`",
     ),
     "timeout": _Kind(
-        "nothing answered in time: the host is off, or a firewall drops the packets",
-        "check that the host runs and that its firewall permits SSH; test with `{ssh}`",
+        "the connection timed out: the host is switched off, or a firewall drops the packets",
+        "check that the host is running and its firewall allows SSH; test with `{ssh}`",
     ),
     "dropped": _Kind(
-        "the SSH server closed the connection before the login: too many logins at a time "
-        "(MaxStartups), or a ban such as that of fail2ban",
+        "the SSH server closed the connection before the login: too many concurrent logins "
+            "(MaxStartups), or a ban, for example by fail2ban",
         "try again; if it persists, raise MaxStartups in the host's sshd_config",
     ),
     "algorithms": _Kind(
         "ssh and the host's SSH server have no algorithm in common",
-        "update the older one of them; `{ssh} -v` names the algorithms",
+        "update the older of the two; `{ssh} -v` lists the algorithms",
     ),
     "become": _Kind(
         "the user may not become another user without a password (sudo)",
-        "add --ask-become-pass, or permit it with NOPASSWD in the host's sudoers",
+        "add --ask-become-pass, or allow it with NOPASSWD in the host's sudoers",
     ),
     "hangs": _Kind(
-        "the login hangs: it was accepted, and no command ran in time",
-        "find out with `{ssh}` what waits; ~/.bashrc and the like must end at once without a "
-        "terminal",
+        "the login hangs: it was accepted, but no command ran in time",
+        "run `{ssh}` to find out what it waits for; ~/.bashrc and similar files must not "
+            "block without a terminal",
     ),
     "no-commands": _Kind(
-        "the login runs no commands: a start-up file such as ~/.bashrc ends or replaces the shell",
-        "have ~/.bashrc and the like use `exit` or `exec` only where [ -t 1 ] holds; test with "
-        "`{ssh} echo works`",
+        "the login does not run commands: a startup file such as ~/.bashrc exits or "
+            "replaces the shell",
+        "let ~/.bashrc and similar files use `exit` or `exec` only if [ -t 1 ]; test with "
+            "`{ssh} echo works`",
     ),
     "no-python": _Kind(
-        "this host has no Python",
-        "install python3 (3.8 or newer), or set ansible_python_interpreter to where it is",
+        "the host has no Python",
+        "install python3 (3.8 or newer), or set ansible_python_interpreter to its path",
     ),
     "no-ssh": _Kind(
-        "this machine lacks the program ssh",
+        "the program ssh is not installed on this machine",
         "install it, on Debian with `apt install openssh-client`",
     ),
     "no-sshpass": _Kind(
-        "this machine lacks sshpass, which logins with a password need",
+        "sshpass, which password logins need, is not installed on this machine",
         "install it, on Debian with `apt install sshpass`, or use a key",
     ),
     "configuration": _Kind(
-        "ssh does not accept its configuration or the options of ansible_ssh_common_args",
-        "correct the option that `{ssh}` names",
+        "ssh rejects its configuration or the options in ansible_ssh_common_args",
+        "fix the option reported by `{ssh}`",
     ),
     "lost": _Kind(
         "the connection was lost",
-        "check that the host still runs: `{ssh}`",
+        "check that the host is still running: `{ssh}`",
     ),
 }  # fmt: skip
 
@@ -220,9 +222,9 @@ def classify(text: str, host_vars: Mapping[str, Any] | None = None) -> LoginFail
     if kind:
         return failure(kind, host_vars)
     lines = [line.strip() for line in plain.splitlines() if line.strip()]
-    sentence = lines[-1][:300] if lines else "the login failed without a word"
+    sentence = lines[-1][:300] if lines else "the login failed without an error message"
     fields = _fields(host_vars or {})
-    remedy = f"try it by hand: `{fields['ssh']}`" if host_vars else "log in by hand to see more"
+    remedy = f"try it manually: `{fields['ssh']}`" if host_vars else "log in manually for details"
     return LoginFailure("other", sentence, remedy)
 
 

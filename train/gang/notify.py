@@ -74,7 +74,7 @@ def send(recipients: Recipients, event: str, *, wait: bool, **about: Any) -> lis
                 start_new_session=True,  # ignore Ctrl-C
             )
     except OSError as error:
-        return [f"the notification of {event} could not be started: {error.strerror}"]
+        return [f"the notification for {event} could not be started: {error.strerror}"]
     if not wait:
         return []
     try:
@@ -82,7 +82,7 @@ def send(recipients: Recipients, event: str, *, wait: bool, **about: Any) -> lis
     except subprocess.TimeoutExpired:
         child.kill()
         child.communicate()
-        return [f"the notification of {event} did not end within {LIMIT + TIMEOUT:g} s"]
+        return [f"the notification for {event} did not finish within {LIMIT + TIMEOUT:g} s"]
     return list(filter(None, [said.strip()]))
 
 
@@ -173,7 +173,7 @@ def _for_environment(value: object) -> str:
     data = text.encode("utf-8", "replace")
     if len(data) <= LONGEST_VARIABLE:
         return text
-    return data[:LONGEST_VARIABLE].decode("utf-8", "ignore") + " [cut off: see standard input]"
+    return data[:LONGEST_VARIABLE].decode("utf-8", "ignore") + " [truncated: see standard input]"
 
 
 def run_command(command: str, payload: Payload) -> str:
@@ -195,7 +195,7 @@ def run_command(command: str, payload: Payload) -> str:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            return f"train_job_notify_command did not end within {TIMEOUT:g} s"
+            return f"train_job_notify_command did not finish within {TIMEOUT:g} s"
         output.seek(0)
         said = output.read().decode(errors="replace").strip().splitlines()
     if code == 0:
@@ -222,7 +222,7 @@ def post(webhook: str, payload: Payload) -> str:
     except ValueError:
         host = None
     if not host or url.scheme not in ("http", "https"):
-        return "train_job_notify_webhook is no URL such as https://HOST/PATH"
+        return "train_job_notify_webhook is not a valid URL such as https://HOST/PATH"
     headers = {"Content-Type": "application/json", "User-Agent": "tensorflow-ansible"}
     login, at, netloc = url.netloc.rpartition("@")
     if at:  # urllib would resolve it as a part of the host's name
@@ -276,7 +276,7 @@ def deliver(command: str, webhook: str, payload: Payload) -> list[str]:
         try:
             troubles.append(future.result(max(0.0, deadline - time.monotonic())))
         except TimeoutError:  # resolving a host's name has no time limit
-            troubles.append(f"{name} did not end within {LIMIT:g} s")
+            troubles.append(f"{name} did not finish within {LIMIT:g} s")
         except Exception as error:  # the text may contain the URL or the command's input
             troubles.append(f"{name} failed: {type(error).__name__}")
     return list(filter(None, troubles))

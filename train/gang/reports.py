@@ -78,13 +78,13 @@ def matching(pattern: str | re.Pattern[str], wrong: str) -> Check:
 
 def text(limit: int = MAX_REASON) -> Check:
     """Return a check that cuts a text to at most ``limit`` characters."""
-    check = refuse_unless(lambda value: isinstance(value, str), "is no text")
+    check = refuse_unless(lambda value: isinstance(value, str), "is not text")
     return lambda value: records.clean(check(value), limit)
 
 
 def chunk(limit: int = MAX_CHUNK) -> Check:
     """Return a check for a part of a file, which is left unchanged to preserve its bytes."""
-    wrong = f"is no text of at most {limit} characters"
+    wrong = f"is not text of at most {limit} characters"
     return refuse_unless(lambda value: isinstance(value, str) and len(value) <= limit, wrong)
 
 
@@ -107,7 +107,7 @@ def _is_number(value: Any) -> bool:
 def real(value: Any) -> float:
     """Return a number, such as a time, size or rate."""
     if not (_is_number(value) and 0 <= value <= 1e12):
-        raise ReportError("is no number from 0 to 1e+12")
+        raise ReportError("is not a number from 0 to 1e+12")
     return float(value)
 
 
@@ -115,20 +115,20 @@ def integer(low: int = 0, high: int = records.MAX_COUNT) -> Check:
     """Return a check for an integer from ``low`` to ``high``."""
     return refuse_unless(
         lambda value: isinstance(value, int) and _is_number(value) and low <= value <= high,
-        f"is no integer from {low} to {high}",
+        f"is not an integer from {low} to {high}",
     )
 
 
 def one_of(*allowed: str) -> Check:
     """Return a check for one of the allowed words."""
-    return refuse_unless(lambda value: value in allowed, f"is none of {', '.join(allowed)}")
+    return refuse_unless(lambda value: value in allowed, f"is not one of {', '.join(allowed)}")
 
 
 #: A path on a host: absolute, or in the user's home.
-path = refuse_unless(_is_path, "is no absolute path without control characters")
+path = refuse_unless(_is_path, "is not an absolute path without control characters")
 boolean = refuse_unless(lambda value: isinstance(value, bool), "is neither true nor false")
-task = matching(records.TASK_PATTERN, "is no task such as worker-0")
-job = matching(records.JOB_PATTERN, "is no job id")
+task = matching(records.TASK_PATTERN, "is not a task such as worker-0")
+job = matching(records.JOB_PATTERN, "is not a valid job id")
 
 
 def items(check: Check, most: int = MAX_ITEMS) -> Check:
@@ -136,7 +136,7 @@ def items(check: Check, most: int = MAX_ITEMS) -> Check:
 
     def each(value: Any) -> list[Any]:
         if not isinstance(value, (list, tuple)) or len(value) > most:
-            raise ReportError(f"is no list of at most {most}")
+            raise ReportError(f"is not a list of at most {most} items")
         return [check(item) for item in value]
 
     return each
@@ -147,7 +147,7 @@ def mapping(key: Check, check: Check, most: int = MAX_ITEMS) -> Check:
 
     def each(value: Any) -> dict[Any, Any]:
         if not isinstance(value, Mapping) or len(value) > most:
-            raise ReportError(f"is no object of at most {most}")
+            raise ReportError(f"is not an object of at most {most} fields")
         return {key(name): check(item) for name, item in value.items()}
 
     return each
@@ -163,7 +163,7 @@ def fields(
 
     def check(value: Any) -> Any:
         if not isinstance(value, Mapping):
-            raise ReportError("is no object")
+            raise ReportError("is not an object")
         found: Any = dict.fromkeys(nullable)
         for name, known in checks.items():
             if value.get(name) is not None:
@@ -207,12 +207,12 @@ _FIELDS: dict[str, Check] = {
     "lock_sha256": text(64),
     "missing_modules": items(text(200), 1000),
     "package_environments": items(
-        matching(environments.PACKAGES_PATTERN, "is not the name of an environment"), 1000
+        matching(environments.PACKAGES_PATTERN, "is not a valid environment name"), 1000
     ),
-    "python_series": matching(r"3\.[0-9]{1,2}", "is not a version of Python"),
+    "python_series": matching(r"3\.[0-9]{1,2}", "is not a Python version"),
     "variant": one_of("cpu", "gpu"),
     **dict.fromkeys(("key", "machine", "place"), text(MAX_PATH)),
-    "addresses": items(matching(r"[0-9]{1,3}(\.[0-9]{1,3}){3}", "is no IPv4 address")),
+    "addresses": items(matching(r"[0-9]{1,3}(\.[0-9]{1,3}){3}", "is not an IPv4 address")),
     "attempt": integer(1, 10**6),
     "cause": _cause,
     "exit_code": integer(-1024, 2**32),

@@ -39,8 +39,8 @@ def check_id(job: str) -> None:
     """Raise PlanError if a job id, which names folders, is invalid."""
     if not records.JOB_PATTERN.fullmatch(job):
         raise PlanError(
-            f"train_job_id {job!r} is no job id: use 1 to 64 letters, digits, '.', '_' or '-', "
-            "the first a letter or digit"
+            f"train_job_id {job!r} is not a valid job id: use 1 to 64 letters, digits, '.', "
+            "'_' or '-', starting with a letter or digit"
         )
 
 
@@ -60,9 +60,9 @@ def choose_job(job: str, script: Path, runs_dir: Path) -> tuple[str, Path]:
         run_dir = runs_dir / job
         if (run_dir / MANIFEST_FILE).exists():
             raise PlanError(
-                f"{run_dir} holds job {job} already, running or ended: attach to it with "
-                f"`{suggestions.command('attach', job=job)}`, or choose another id (--job, "
-                "train_job_id)"
+                f"{run_dir} already contains job {job}, which is running or has ended: "
+                f"attach to it with `{suggestions.command('attach', job=job)}`, or choose "
+                "another id (--job, train_job_id)"
             )
         create(run_dir, exist_ok=True)
         return job, run_dir
@@ -85,8 +85,8 @@ def read_manifest(job: str, runs_dir: Path) -> Manifest:
     manifest = gang_records.read_manifest(runs_dir / job)
     if manifest is None:
         raise PlanError(
-            f"there is no {runs_dir / job / MANIFEST_FILE}: another attempt (train_job_attempt) "
-            "needs an earlier one; attach to the job first with "
+            f"{runs_dir / job / MANIFEST_FILE} does not exist, but another attempt "
+            "(train_job_attempt) needs an earlier one: attach to the job first with "
             f"`{suggestions.command('attach', job=job)}`"
         )
     return manifest

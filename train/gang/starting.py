@@ -54,7 +54,7 @@ def require_staged(play: connections.Play, args: Args) -> Result:
         if staged.get("unreachable"):
             lost[host] = login_failures.of_result(staged)
         elif (staged.get("rank") or {}).get("attempt") != int(args["attempt"]):
-            lacking[host] = reports.bounded(str(staged.get("msg") or "was not staged"))
+            lacking[host] = reports.bounded(str(staged.get("msg") or "did not receive the code"))
             flags |= {name: staged[name] for name in ("overtaken", "stopped") if name in staged}
     if not (lost or lacking):
         return {}

@@ -179,7 +179,7 @@ def needs(values: Mapping[str, Any], roles: Collection[str]) -> Needs:
         and all(re.fullmatch(r"3\.[0-9]+", str(version)) for version in supported)
     ):
         raise PlanError(
-            f"tensorflow_python_supported is {supported}: write the oldest and the newest Python, "
+            f"tensorflow_python_supported is {supported}: specify the oldest and newest Python, "
             'such as ["3.10", "3.13"]'
         )
     return Needs({name: values.get(name, defaults[name]) for name in VARIABLES}, roles)
@@ -199,15 +199,15 @@ def _machine(facts: Suitability, needed: Needs) -> Iterator[Fault]:
             "architecture",
             f"the locked TensorFlow has no build for the architecture {facts['machine']}",
             " or ".join(machines),
-            "leave the host out, or set tensorflow_requirements to a lock for this architecture "
-            "(roles/tensorflow/README.md, Another version)",
+            "remove the host, or set tensorflow_requirements to a lock for this "
+            "architecture (roles/tensorflow/README.md, Another version)",
         )
     elif not facts["has_avx"]:
         yield Fault(
             "no-avx",
-            "the processor lacks AVX, which TensorFlow is built with",
+            "the processor lacks AVX, which TensorFlow requires",
             "a processor with AVX",
-            "leave the host out; if it is a virtual machine, give it the processor model of its "
+            "remove the host; if it is a virtual machine, expose the CPU model of its "
             "hypervisor (QEMU: -cpu host)",
         )
     name, _, version = facts["glibc"].partition(" ")
@@ -233,10 +233,10 @@ def _python(facts: Suitability, needed: Needs) -> Iterator[Fault]:
     expected = f"Python {oldest} to {newest}"
     remedy = python_remedy(facts, needed)
     # Part of the sentence, because hosts with the same sentence share a remedy.
-    other = "".join(f"; {one['path']} would do" for one in facts["others"][:1])
+    other = "".join(f"; {one['path']} is suitable" for one in facts["others"][:1])
     if numbers(facts["host_python"]) < numbers(_HOST_PYTHON):
-        sentence = f"Python {facts['host_python']}, which Ansible finds, is too old for its modules"
-        also = f"set ansible_python_interpreter to a newer Python, too: {remedy}"
+        sentence = f"Python {facts['host_python']}, which Ansible uses, is too old for its modules"
+        also = f"also set ansible_python_interpreter to a newer Python: {remedy}"
         yield Fault("host-python-too-old", sentence, f"Python {_HOST_PYTHON} or newer", also)
     if facts["python_error"]:
         if not needed.prepares_package(facts, command):
@@ -257,7 +257,7 @@ def _python(facts: Suitability, needed: Needs) -> Iterator[Fault]:
         yield Fault("python-build", sentence, f"the usual 64-bit {expected}", remedy)
     elif not facts["has_venv"] and not needed.prepares_package(facts, command):
         sentence = f"the Python at {where} lacks the module venv{other}"
-        yield Fault("no-venv", sentence, "a complete Python", _venv_remedy(facts, remedy))
+        yield Fault("no-venv", sentence, "Python with the module venv", _venv_remedy(facts, remedy))
 
 
 def _venv_remedy(facts: Suitability, otherwise: str) -> str:
@@ -302,8 +302,8 @@ def _remedy_without_package(facts: Suitability, version: str) -> str:
     """Return how to install a Python that the host's distribution does not have."""
     commands = f"{_INSTALL_UV} && {_INSTALL_PYTHON.format(version=version)}"
     remedy = (
-        f"install Python {version} in the user's home and set tensorflow_python to "
-        f"{_PYTHON_OF_UV.format(version=version)}; run there, without root: `{commands}`"
+        f"install Python {version} in the user's home directory and set tensorflow_python "
+        f"to {_PYTHON_OF_UV.format(version=version)}; run there, without root: `{commands}`"
     )
     _, release = _TOO_OLD.get((facts["os_id"], facts["os_version"]), ("", ""))
     if release:
@@ -318,17 +318,19 @@ def folder_faults(facts: Suitability, needed: Needs) -> Iterator[Fault]:
     if needed.mounts_folder(facts):
         return
     if facts["obstacle"]:
-        sentence = f"{facts['obstacle']} is in the way: it is a file, or a link that leads nowhere"
+        sentence = f"{facts['obstacle']} is in the way: it is a file or a broken link"
         remedy = f"move it away, or {choose}"
         yield Fault("obstacle", sentence, "a folder, or nothing", remedy)
         return
     is_read_only = "ro" in facts["mount_options"].split(",")
     if facts["write_error"] and (is_read_only or not needed.prepares_folder()):
-        sentence = f"{parent} cannot be written to: {facts['write_error']}"
-        remedy = f"run there: `ls -ld {shlex.quote(parent)}`, and give the folder to the user"
+        sentence = f"{parent} is not writable: {facts['write_error']}"
+        remedy = (
+            f"run there: `ls -ld {shlex.quote(parent)}`, and make the user the owner of the folder"
+        )
         if is_read_only:
             remedy = f"run there: `sudo mount -o remount,rw {shlex.quote(point)}`"
-        yield Fault("not-writable", sentence, "a folder to write to", f"{remedy}, or {choose}")
+        yield Fault("not-writable", sentence, "a writable folder", f"{remedy}, or {choose}")
     if facts["is_noexec"]:
         sentence = host_facts.NOEXEC % (point, root)
         remedy = host_facts.NOEXEC_REMEDY % shlex.quote(point)
@@ -338,11 +340,11 @@ def folder_faults(facts: Suitability, needed: Needs) -> Iterator[Fault]:
     if not facts["is_installed"] and not needed.is_own_lock and facts["free_mb"] < need:
         yield Fault(
             "no-space",
-            f"the filesystem of {parent} has too little space for TensorFlow ({variant})",
+            f"not enough space for TensorFlow ({variant}) on the filesystem of {parent}",
             f"{need} MB free",
-            f"free some, or {choose} on another filesystem; see there: "
-            f"`df -h {shlex.quote(parent)}`",
-            f"{facts['free_mb']} MB are free",
+            f"free up space, or {choose} on another filesystem; run there: `df -h "
+            f"{shlex.quote(parent)}`",
+            f"{facts['free_mb']} MB free",
         )
 
 
@@ -355,7 +357,7 @@ def without_python(os_id: str, os_version: str, os_name: str, needed: Needs) -> 
     oldest, newest = needed.supported
     expected = f"Python {oldest} to {newest}"
     if version:
-        sentence = f"Python is missing, and that of {os_name} ({version}) is too old"
+        sentence = f"Python is missing, and the version in {os_name} ({version}) is too old"
         facts: Any = {"others": [], "os_id": os_id, "os_version": os_version, "os_name": os_name}
         remedy = _remedy_without_package(facts, _version(oldest, newest))
         return [Fault("python-too-old", sentence, expected, remedy)]

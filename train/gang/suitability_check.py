@@ -72,7 +72,7 @@ def ask(action: Any, task_vars: Args) -> Returned:
     try:
         return {"os": _OS(answer)} if "machine" not in answer else {"facts": _FACTS(answer)}
     except reports.ReportError as error:
-        return {"failed": True, "msg": f"what the host reports of itself is malformed: {error}"}
+        return {"failed": True, "msg": f"the host's report is malformed: {error}"}
 
 
 def _word(path: str) -> str:

@@ -35,13 +35,14 @@ def choose(play: Play, args: Args) -> dict[str, object]:
         try:
             found = _FOUND(answer)
         except reports.ReportError as error:
-            warnings.append(f"{host} is left out: in what it reports, {error}")
+            warnings.append(f"{host} is skipped: malformed report: {error}")
             continue
         new = set(found["events"]) - shown
         plugin = play.connection(host)[0].rpartition(".")[2]
         if new and plugin not in _CONNECTIONS:
             warnings.append(
-                f"{host} is left out: its connection is {plugin}, and only ssh leads to a port"
+                f"{host} is skipped: its connection plugin is {plugin}, but only ssh can "
+                "forward a port"
             )
         elif new:
             shown |= new
@@ -59,7 +60,7 @@ def choose(play: Play, args: Args) -> dict[str, object]:
             port += 1
     if not boards:
         which = ", ".join(args["jobs"]) or "any job"
-        nothing = f"no host has events for TensorBoard of {which} yet"
+        nothing = f"no host has TensorBoard events of {which} yet"
         raise PlanError("\n".join([nothing, *warnings]))
     return {"boards": boards, "warnings": warnings}
 
@@ -69,4 +70,4 @@ def _free_port(first: int) -> int:
     ports = range(first, 65_536) if first > 0 else ()
     for port in filter(processes.is_free, ports):
         return port
-    raise PlanError(f"no port of this machine is free from {first} on: the limit is 1 to 65535")
+    raise PlanError(f"no free port on this machine from {first} up: the range is 1 to 65535")

@@ -173,7 +173,10 @@ def _problem(task: str, report: records.StopReport) -> str:
     """Return a message about remaining parts of a stopped rank, or an empty text."""
     port = report["port"]
     if report["remaining"]:
-        return "processes %s of %s do not end" % (", ".join(map(str, report["remaining"])), task)
+        return "processes %s of %s could not be killed" % (
+            ", ".join(map(str, report["remaining"])),
+            task,
+        )
     if port is not None and report["port_free"] is False:
         return "port %s is still held by %s" % (port, processes.listener(port))
     if report["gpu_memory_free"] is False:

@@ -296,7 +296,7 @@ def _jobs(port: int, lease_dir: str) -> Result:
 def _environment(python: str, full: bool) -> Result:
     found: Result = {"python_error": "", "packages": {}, "imported": {}}
     if not os.access(python, os.X_OK):
-        found["python_error"] = "there is no interpreter %s" % python
+        found["python_error"] = "no such interpreter: %s" % python
         return found
     pattern = os.path.join(os.path.dirname(os.path.dirname(python)), "lib/python3*/site-packages")
     for folder in glob.glob(pattern):
@@ -320,7 +320,7 @@ def _import(python: str) -> Imported:
         done = processes.run([python, "-c", _IMPORT], env=environment, timeout=IMPORT_S)
         found: Imported = json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
-        return {"error": "it was not imported within %g s" % IMPORT_S}
+        return {"error": "the import did not finish within %g s" % IMPORT_S}
     except OSError as error:
         return {"error": str(error)}
     except (IndexError, ValueError):

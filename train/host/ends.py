@@ -101,7 +101,7 @@ def _out_of_memory(error: List[str], held: str) -> str:
         for line in filter(_NO_MEMORY.search, error):
             # The last device belongs to the memory; a compiled function has none.
             on_host = _DEVICE.findall(line)[-1:] == ["CPU"]
-            return held if on_host else "its GPU had no memory left"
+            return held if on_host else "its GPU was out of memory"
     return ""
 
 
@@ -132,7 +132,7 @@ def explain(
     if returncode == 0:
         return None, ""
     lines = terminal.lines_of(log.encode("utf-8", "replace"))
-    held = "it held up to %d MiB" % peak_mb
+    held = "its peak memory use was %d MiB" % peak_mb
     if returncode < 0:
         return _explain_signal(-returncode, lines, killed, held)
     found = tracebacks.ending(lines, returncode)
@@ -151,7 +151,7 @@ def explain(
         return MEMORY, _reason(prefix, found.brief, short)
     server = _unreached_server(found.error, found.before)
     if server:
-        blamed = "not in the script: this host cannot reach %s" % server[:100]
+        blamed = "not an error of the script: this host cannot reach %s" % server[:100]
         return DOWNLOAD, _reason(prefix, found.text, blamed)
     return EXIT, _reason(prefix, found.text, "")
 
@@ -170,9 +170,9 @@ def _explain_signal(
     reason = "was killed by %s" % _signal_name(number)
     if number == signal.SIGKILL and any(killed):
         whose = "its control group" if killed[0] else "its host"
-        return MEMORY, "%s because %s had no memory left; %s" % (reason, whose, held)
+        return MEMORY, "%s because %s was out of memory; %s" % (reason, whose, held)
     if number == signal.SIGABRT and any(_ABORTED.search(line.strip()) for line in lines):
-        return MEMORY, "%s because it got no more memory (bad_alloc); %s" % (reason, held)
+        return MEMORY, "%s because memory allocation failed (bad_alloc); %s" % (reason, held)
     if number not in CRASHES:
         return SIGNAL, reason
     place = pace.crashed_in("\n".join(lines))

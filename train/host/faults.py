@@ -37,7 +37,7 @@ def inject_fault(params: Params) -> Result:
     """Inject a fault of a drill. Return its ``delay``, or the reason in ``skipped_because``."""
     job = str(params["job"])
     if not job.startswith("drill-"):
-        raise CallError("%s is not a job of a drill" % job)
+        raise CallError("%s is not a drill job" % job)
     found = ranks.find(records.expand(params["root"]), params["host"], job)
     if not found:
         raise CallError("this host has no rank of job %s" % job)
@@ -58,7 +58,7 @@ def inject(fault: str, state: records.State, seconds: float) -> float:
     if fault in (KILL, FREEZE):
         signum = signal.SIGKILL if fault == KILL else signal.SIGSTOP
         if not processes.is_alive(state.get("pid"), state.get("pid_start")):
-            raise FaultError("the rank does not run")
+            raise FaultError("the rank is not running")
         processes.send(state["pid"], signum, group=fault == FREEZE)
         return 0.0
     if os.geteuid() != 0:
@@ -85,7 +85,7 @@ def _drop(port: int, seconds: float) -> None:
     for command in begin:
         done = processes.run(command)
         if done.returncode:
-            raise FaultError("the firewall refuses the rule: " + done.stderr.strip())
+            raise FaultError("the firewall rejects the rule: " + done.stderr.strip())
 
 
 def _nft(nft: str, port: int, seconds: float) -> _Commands:
@@ -127,7 +127,7 @@ def _sshd() -> List[int]:
 
 def _stop_sshd(seconds: float) -> None:
     if not _sshd():
-        raise FaultError("there is no sshd")
+        raise FaultError("no sshd was found")
 
     def send_all(signum: int) -> None:
         for pid in _sshd():

@@ -165,11 +165,11 @@ def why_kept(rank: records.ListedRank) -> str:
     if rank["phase"] in records.ALIVE_PHASES:
         return "%s is %s" % (rank["task"], rank["phase"])
     if rank["processes"]:
-        return "processes of %s still run" % rank["task"]
+        return "processes of %s are still running" % rank["task"]
     if rank["idle"] < RECENT:
         if rank["phase"] == ranks.ABSENT:
             return "%s is being started" % rank["task"]
-        limit = "a job is kept for %d minutes" % (RECENT // 60)
+        limit = "jobs are kept for %d minutes" % (RECENT // 60)
         return "%s %s, %s" % (rank["task"], _last_change(rank), limit)
     return ""
 
@@ -196,14 +196,17 @@ def remove(params: Params) -> Result:
     removed: List[Dict[str, object]] = []
     kept: List[str] = []
     if not os.path.realpath(jobs_dir).startswith(os.path.realpath(root) + os.sep):
-        reason = "%s leads out of %s (train_job_root): nothing is removed there" % (jobs_dir, root)
+        reason = "%s points outside %s (train_job_root): nothing is removed there" % (
+            jobs_dir,
+            root,
+        )
         raise CallError(reason, removed=removed, kept=kept, changed=False)
     troubles = [] if dry else _sweep(jobs_dir)
     pythons: Set[str] = set()
     for name in params["jobs"]:
         job_dir = os.path.join(jobs_dir, name)
         if not records.JOB_PATTERN.fullmatch(name) or os.path.islink(job_dir):
-            kept.append("%s is not the folder of a job" % job_dir)
+            kept.append("%s is not a job folder" % job_dir)
             continue
         seen = list_jobs(root, name, lines=0)
         if not seen:

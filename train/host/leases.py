@@ -196,7 +196,7 @@ def _check_owner(status: os.stat_result) -> None:
     if status.st_uid == os.geteuid() or status.st_mode & stat.S_ISVTX:
         return  # if it is this user's own folder, its mode is corrected later
     if status.st_uid != 0 or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise OSError(errno.EPERM, "without the sticky bit, others can remove leases from it")
+        raise OSError(errno.EPERM, "without the sticky bit, other users can remove leases from it")
 
 
 def _change(folder: str, change: Callable[[int], _Published]) -> _Published:
@@ -220,7 +220,7 @@ def _unusable(path: str, error: OSError) -> str:
     with contextlib.suppress(OSError):
         found = os.stat(path, follow_symlinks=False)
         text += " (of user %s, mode %o)" % (user_name(found.st_uid), stat.S_IMODE(found.st_mode))
-    return text + ": have it removed, or choose another train_job_lease_dir"
+    return text + ": remove it, or choose another train_job_lease_dir"
 
 
 def _try_lock(descriptor: int, kind: int) -> bool:
@@ -358,7 +358,7 @@ def _keep(folder: str, name: str, descriptor: int, seconds: float) -> None:
     except (OSError, subprocess.SubprocessError) as error:
         with contextlib.suppress(OSError):
             os.unlink(os.path.join(folder, name))
-        raise LeaseError("no process that holds a lease can be started: %s" % error) from None
+        raise LeaseError("cannot start the process that holds the lease: %s" % error) from None
     finally:
         os.close(descriptor)
 
@@ -542,7 +542,7 @@ def _replace_by_note(folder: str, entry: Entry, reason: str) -> None:
 
     def replace(descriptor: int) -> _Published:
         if entry["name"] not in os.listdir(descriptor):
-            raise LeaseError("it was given back meanwhile")
+            raise LeaseError("it was released in the meantime")
         published = _publish(descriptor, holder, STOPPED, [], _now(), reason[:_LONGEST_REASON])
         _remove(descriptor, entry)
         return published
@@ -647,7 +647,7 @@ class Held:
     def _note(self, problem: str) -> None:
         if problem != self._problem:
             self._problem = problem
-            records.note("the rank runs without leases: %s" % problem)
+            records.note("the rank is running without leases: %s" % problem)
 
 
 def describe(blocker: Entry) -> str:
@@ -660,7 +660,7 @@ def whose(blocker: Entry) -> str:
     when = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(blocker["since"]))
     what = {
         STARTED: "in use by %s of job %s (user %s, since %s)",
-        TAKEN: "taken for %s of job %s (user %s, since %s), which is about to start",
+        TAKEN: "reserved for %s of job %s (user %s, since %s), which is about to start",
         QUEUED: "next for %s of job %s (user %s, waiting since %s)",
     }[blocker["state"]]
     return what % (blocker["task"], blocker["job"], blocker["user"], when)

@@ -103,7 +103,7 @@ class _Host:
         found: Link = {"out": result}
         if connection is None:
             return found, None
-        met = "a program that is not the doctor"
+        met = "another program than the doctor"
         with contextlib.suppress(OSError, ValueError):
             _send_line(connection, {"token": self.token, "from": self.name, "to": peer})
             met = str(_read_line(connection).get("name"))
@@ -249,7 +249,7 @@ def _read_line(connection: socket.socket) -> Dict[str, Any]:
 def _read(connection: socket.socket) -> bytes:
     byte = connection.recv(1)
     if not byte:
-        raise ConnectionError("the peer has gone")
+        raise ConnectionError("the peer closed the connection")
     return byte
 
 
@@ -278,10 +278,10 @@ def _receive(connection: socket.socket) -> float:
     while received == 0 or received % _BLOCK or block[0]:
         count = connection.recv_into(block[received % _BLOCK :])
         if not count:
-            raise ConnectionError("the peer has gone")
+            raise ConnectionError("the peer closed the connection")
         received += count
         if time.monotonic() > began + RECEIVE_S:
-            raise TimeoutError("the peer does not end")
+            raise TimeoutError("the peer does not finish")
     return round(8e-6 * received / max(1e-6, time.monotonic() - began), 2)
 
 

@@ -106,7 +106,7 @@ class Pace:
         limit, gap = max(self._least, self._factor * usual), now - self._since
         if gap <= limit:
             return ""
-        text = "has made no step for %.0f s after step %d; the limit is %.0f s"
+        text = "has not completed a step for %.0f s after step %d; the limit is %.0f s"
         return text % (gap, self.step, limit)
 
 

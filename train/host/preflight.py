@@ -16,7 +16,7 @@ from .suggested import suggest
 
 #: Seconds after which the driver no longer lists an ended process.
 PAUSE_S = 1.0
-WAIT = "or wait for it (-e train_job_queue_timeout=SECONDS)"
+WAIT = "or queue for it (-e train_job_queue_timeout=SECONDS)"
 #: Files of the role firewall on a host: its rules, and the unit that loads them.
 FIREWALL_RULES = "/etc/train-firewall/rules.nft"
 FIREWALL_UNIT = "train-firewall.service"
@@ -26,7 +26,7 @@ FIREWALL_S = 5.0
 #: Time limit in seconds of an interpreter that searches for TensorFlow.
 LOOK_S = 30.0
 #: The remedy if TensorFlow is missing.
-INSTALL = f"run `{suggest('setup', tags='tensorflow')}` first, which installs TensorFlow"
+INSTALL = f"run `{suggest('setup', tags='tensorflow')}` to install TensorFlow"
 
 
 def check_job(root: str, job: str, attempt: int) -> List[str]:
@@ -38,10 +38,10 @@ def check_job(root: str, job: str, attempt: int) -> List[str]:
         if ranks.observe(path)["phase"] in records.ALIVE_PHASES:
             attach, stop = (suggest(name, job=job) for name in ("attach", "stop"))
             return [
-                f"job {job} is running already ({os.path.basename(path)}): attach to it with "
-                f"`{attach}`, stop it with `{stop}`, or choose another train_job_id"
+                f"job {job} is already running ({os.path.basename(path)}): attach to it "
+                f"with `{attach}`, stop it with `{stop}`, or choose another train_job_id"
             ]
-    return [f"job {job} is there already: choose another train_job_id, or remove {job_dir}"]
+    return [f"job {job} already exists: choose another train_job_id, or remove {job_dir}"]
 
 
 def check_port(port: int, job: str, held: List[leases.Entry], wait: float) -> List[str]:
@@ -73,7 +73,7 @@ def check_space(root: str, min_free_mb: int) -> List[str]:
     if free_mb < min_free_mb:
         return [
             f"{parent} has {free_mb} MiB free, the limit is {min_free_mb} MiB "
-            "(train_job_min_free_mb): make space or choose another train_job_root"
+            "(train_job_min_free_mb): free up space, or choose another train_job_root"
         ]
     return []
 
@@ -100,7 +100,7 @@ def check_noexec(python: str) -> List[str]:
 
 def leased_gpus(job: str, held: List[leases.Entry], wait: float) -> Dict[str, records.BusyGpu]:
     """Return the GPUs and MIG instances that jobs other than ``job`` hold; see ``gpus_busy``."""
-    remedy = f"stop that job, name other GPUs (train_job_gpus), {WAIT}"
+    remedy = f"stop that job, choose other GPUs (train_job_gpus), {WAIT}"
     return {
         lease["resource"].rpartition("/")[2]: {
             "why": leases.whose(lease),
@@ -138,7 +138,7 @@ def foreign_gpus(
     try:
         foreign = foreign_processes(found, held)
     except gpus.GpuError as error:
-        warnings.append(f"the processes on this host's GPUs are not known: {error}")
+        warnings.append(f"cannot determine the processes on this host's GPUs: {error}")
         return {}
     split = {gpu["uuid"] for gpu in found if gpu["instances"]}
     indices = {uuid: gpu["index"] for gpu in found for uuid in [gpu["uuid"], *gpu["instances"]]}
@@ -147,11 +147,13 @@ def foreign_gpus(
         # In MIG mode, the driver may not list the instance.
         if foreign_gpu == "warn" or process["uuid"] in split:
             index = indices[process["uuid"]]
-            warnings.append(f"GPU {index} is in use by {description}, which belongs to no job")
+            warnings.append(
+                f"GPU {index} is in use by {description}, which does not belong to a job"
+            )
         else:
             busy.setdefault(process["uuid"], []).append(description)
     remedy = (
-        "end it, name other GPUs (train_job_gpus), or train alongside it (-e "
+        "end it, choose other GPUs (train_job_gpus), or share the GPU with it (-e "
         "train_job_foreign_gpu=warn)"
     )
     return {
@@ -193,14 +195,14 @@ def check(params: Params) -> Result:
     port = int(params["port"]) if "port" in params else None
     job, wait = str(params["job"]), float(params["wait"])
     if port is not None and not 1 <= port <= 65535:
-        raise CallError(f"train_job_port is {port}, the limits are 1 and 65535")
+        raise CallError(f"train_job_port is {port}, expected 1 to 65535")
     problems = check_job(root, job, int(params["attempt"]))
     problems += check_space(root, int(params["min_free_mb"]))
     held = leases.holders(lease_dir)
     if port is not None:
         problems += check_port(port, job, held, wait)
     if not os.access(python, os.X_OK):
-        problems.append(f"there is no interpreter {python}: {INSTALL}, or set train_job_python")
+        problems.append(f"no such interpreter: {python}; {INSTALL}, or set train_job_python")
     else:
         problems += check_noexec(python)
     if problems:
@@ -212,8 +214,8 @@ def check(params: Params) -> Result:
         lowest, highest = map(int, ephemeral.split())
         if lowest <= port <= highest:
             warnings.append(
-                f"port {port} lies in this host's ephemeral range {lowest}-{highest}: an outgoing "
-                "connection can take it; choose one below"
+                f"port {port} is in this host's ephemeral port range {lowest}-{highest}, so "
+                "an outgoing connection may take it: choose a port below the range"
             )
         if lacks_firewall():
             warnings.append(
@@ -228,7 +230,7 @@ def check(params: Params) -> Result:
     try:
         found = gpus.list_gpus()
     except gpus.GpuError as error:
-        warnings.append(f"this host's GPUs are not shared out: {error}")
+        warnings.append(f"this host's GPUs are not assigned to ranks: {error}")
     busy = leased_gpus(job, held, wait)
     if wanted not in (None, "none") and params["foreign_gpu"] != "ignore":
         asked = found
@@ -239,7 +241,7 @@ def check(params: Params) -> Result:
     for gpu in found if wanted == "auto" else ():
         for uuid in [gpu["uuid"], *gpu["instances"]]:
             if uuid in busy and not busy[uuid]["waits"]:
-                warnings.append(f"GPU {gpu['index']} is left out: it is {busy[uuid]['why']}")
+                warnings.append(f"GPU {gpu['index']} is skipped: it is {busy[uuid]['why']}")
     host: records.HostFacts = {
         "address": params["address"],
         "port": port,

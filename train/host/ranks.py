@@ -49,7 +49,7 @@ def observe(rank_dir: str) -> records.State:
     try:
         state = cast(Optional[records.State], records.read_json(_state_file(rank_dir)))
     except ValueError as error:
-        reason = "has a state that cannot be read: %s" % error
+        reason = "has an unreadable state: %s" % error
         return {"phase": records.FAILED, "cause": ends.SUPERVISOR, "reason": reason}
     if state is None:
         return {"phase": ABSENT}
@@ -58,7 +58,7 @@ def observe(rank_dir: str) -> records.State:
     # A restarted container runs on the same kernel as before.
     restarted = state.get("init_start") not in (None, processes.start_time(1))
     if restarted or state.get("boot_id") != processes.boot_id():
-        reason = "ended when its host was restarted"
+        reason = "ended when its host rebooted"
         return {**state, "phase": records.FAILED, "cause": ends.REBOOT, "reason": reason}
     if not processes.is_alive(state.get("supervisor_pid"), state.get("supervisor_start")):
         # It may have written its last state meanwhile.
@@ -83,8 +83,8 @@ def reported(rank_dir: str) -> records.State:
     about: records.State = {"phase": records.FAILED, "attempt": spec.get("attempt", 1)}
     if age < leases.seconds_until_start(spec):
         about["phase"] = records.STARTING
-        return {**about, "reason": "was made ready %.0f s ago and has not started yet" % age}
-    return {**about, "reason": "was made ready and never started"}
+        return {**about, "reason": "was prepared %.0f s ago but has not started yet" % age}
+    return {**about, "reason": "was prepared but never started"}
 
 
 def write_unstarted(rank_dir: str, spec: records.RankSpec, reason: str) -> None:

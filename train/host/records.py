@@ -477,7 +477,7 @@ def read_json(path: str) -> Optional[Dict[str, Any]]:
     except RecursionError:
         raise ValueError("%s is nested too deeply" % path) from None
     if not isinstance(value, dict):
-        raise ValueError("%s holds no JSON object" % path)
+        raise ValueError("%s is not a JSON object" % path)
     return value
 
 

@@ -21,7 +21,7 @@ from .processes import read_text
 from .suggested import suggest
 
 REMEDY = (
-    "stop that job, choose another train_job_port or train_job_gpus, or wait for it (-e "
+    "stop that job, choose another train_job_port or train_job_gpus, or queue for it (-e "
     "train_job_queue_timeout=SECONDS)"
 )
 #: Suffix of the folder into which the archive is unpacked.
@@ -69,8 +69,8 @@ def stage(params: Params) -> Result:
     missing = unresolvable(json.loads(params["tf_config"])["cluster"])
     if missing:
         raise CallError(
-            "this host cannot resolve %s: set train_job_address of those ranks to an address that "
-            "every host knows" % ", ".join(missing)
+            "this host cannot resolve %s: set train_job_address of those ranks to an "
+            "address that every host can resolve" % ", ".join(missing)
         )
     job_dir = os.path.join(root, "jobs", spec["job"])
     try:
@@ -96,22 +96,24 @@ def check_texts(spec: records.RankSpec) -> None:
     """Raise CallError for arguments and variables with which no process can be started."""
     for number, argument in enumerate(spec["argv"]):
         if not isinstance(argument, str) or "\0" in argument:
-            raise CallError("argument %d of the script is not text: quote it" % number)
+            raise CallError("argument %d of the script is not valid text: quote it" % number)
     for name, value in spec["environment"].items():
         if not name or "=" in name or "\0" in name:
             raise CallError(
-                "train_job_environment has %r, which is not a valid variable name" % name
+                "train_job_environment contains %r, which is not a valid variable name" % name
             )
         if not isinstance(value, str) or "\0" in value:
             kind = type(value).__name__
-            raise CallError("train_job_environment: %s is not text but %s: quote it" % (name, kind))
+            raise CallError(
+                "train_job_environment: %s is not valid text (%s): quote it" % (name, kind)
+            )
 
 
 def claim(job_dir: str, manifest: Mapping[str, Any]) -> None:
     """Claim an attempt for this control node; CallError if another one was faster."""
     attempt, mark = manifest["attempt"], manifest["attempts"][-1]["claim"]
     attach = suggest("attach", job=manifest["job"])
-    overtaken = "another control node has started attempt %d of job %s: follow it with `%s`"
+    overtaken = "another control node already started attempt %d of job %s: follow it with `%s`"
     states = [ranks.observe(rank_dir) for rank_dir in ranks.in_job(job_dir)]
     alive = {s.get("attempt") for s in states if s["phase"] in records.ALIVE_PHASES}
     job_file = os.path.join(job_dir, records.JOB_FILE)
@@ -157,7 +159,9 @@ def take_leases(folder: str, spec: records.RankSpec, manifest: Mapping[str, Any]
     except leases.StoppedError as error:
         raise CallError("the job %s" % error, stopped=str(error)) from None
     except leases.LeaseError as error:
-        return ["the rank runs without leases, which keep jobs apart: %s" % error]
+        return [
+            "the rank is running without leases, which prevent conflicts between jobs: %s" % error
+        ]
     return []
 
 
@@ -171,7 +175,7 @@ def fill(params: Params, job_dir: str, spec: records.RankSpec) -> records.RankIn
     try:
         os.makedirs(rank_dir, mode=0o755, exist_ok=again)
     except FileExistsError:
-        raise CallError("%s is there already: choose another train_job_id" % rank_dir) from None
+        raise CallError("%s already exists: choose another train_job_id" % rank_dir) from None
     except OSError as error:
         raise CallError("%s cannot be created: %s" % (rank_dir, error)) from None
     try:
@@ -197,7 +201,7 @@ def fill(params: Params, job_dir: str, spec: records.RankSpec) -> records.RankIn
         if not again:
             shutil.rmtree(rank_dir + UNPACKED, ignore_errors=True)
             shutil.rmtree(rank_dir, ignore_errors=True)
-        raise CallError("%s cannot be filled: %s" % (rank_dir, error)) from None
+        raise CallError("cannot write to %s: %s" % (rank_dir, error)) from None
     return ranks.identify(rank_dir, spec)
 
 
@@ -262,9 +266,9 @@ def check_environment(environment: Mapping[str, str], manifest: Mapping[str, Any
     names = {*(manifest.get("environment_names") or ())} - {*differs, *environment}
     if names:
         raise CallError(
-            "the job was started with %s in train_job_environment, which neither this host nor "
-            "this control node knows: attach again with the same train_job_environment"
-            % ", ".join(sorted(names))
+            "the job was started with %s in train_job_environment, which is stored neither "
+            "on this host nor on this control node: attach again with the same "
+            "train_job_environment" % ", ".join(sorted(names))
         )
 
 
@@ -285,7 +289,7 @@ def end_earlier(job_dir: str, rank_dir: str, host: str, manifest: Mapping[str, A
     for folder in {*found, rank_dir} - (theirs - {rank_dir}):
         left = ranks.stop(folder, 1.0, "was stopped for another attempt")["remaining"]
         if left:
-            raise CallError("processes %s of an earlier attempt do not end" % left)
+            raise CallError("processes %s of an earlier attempt could not be killed" % left)
     ranks.set_aside(rank_dir)
 
 
@@ -324,7 +328,7 @@ def unstage(params: Params) -> Result:
     """
     job, task, attempt = str(params["job"]), str(params["task"]), int(params["attempt"])
     created_at = float(params["created_at"])
-    result = "what was taken for the job is free again"
+    result = "the job's leases were released"
     job_dir = os.path.join(records.expand(params["root"]), "jobs", job)
     path = os.path.join(job_dir, records.CLAIM_FILE % attempt)
     try:
@@ -336,12 +340,12 @@ def unstage(params: Params) -> Result:
                 os.unlink(path)
         else:
             raise CallError(
-                "nothing was started: the attempt is another control node's", released=False
+                "nothing was started: the attempt belongs to another control node", released=False
             )
     except FileNotFoundError:
         pass  # another rank of this machine does the same
     except OSError as error:
-        result = "the rank's folder is left: %s" % error
+        result = "the rank's folder was not removed: %s" % error
     holder = leases.Holder(created_at, job, task, attempt)
     leases.give_back(records.expand(params["lease_dir"]), holder)
     raise CallError("nothing was started, and %s" % result, released=True)

@@ -45,13 +45,11 @@ PLACES = (
     "~/mini*3/bin",
 )
 #: The message about a folder that is mounted with noexec, with its remedy.
-NOEXEC = (
-    "%s is mounted with noexec, and TensorFlow's libraries under %s cannot be loaded from there"
-)
+NOEXEC = "%s is mounted with noexec, so TensorFlow's libraries under %s cannot be loaded"
 NOEXEC_REMEDY = (
-    "set tensorflow_root, train_job_root and train_job_python to a folder on another filesystem; "
-    "or, if noexec is not wanted there, run on the host: `sudo mount -o remount,exec %s`, and "
-    "remove it from /etc/fstab"
+    "set tensorflow_root, train_job_root and train_job_python to a folder on another "
+    "filesystem; or, to allow execution there, run on the host: `sudo mount -o "
+    "remount,exec %s`, and remove it from /etc/fstab"
 )
 #: NVIDIA's GPUs on the PCI bus: the vendor, and the beginning of the class.
 NVIDIA, DISPLAY = "0x10de", "0x03"
@@ -123,7 +121,7 @@ def system(release: str) -> Dict[str, Any]:
 def interpreter(command: str, supported: List[str]) -> Dict[str, Any]:
     """Return the properties of an interpreter; if it is unsuitable, also suitable ``others``."""
     path = shutil.which(os.path.expanduser(command)) or ""
-    found = _probe(path) if path else {"error": "there is no program %s" % command}
+    found = _probe(path) if path else {"error": "no such program: %s" % command}
     facts: Dict[str, Any] = {
         "interpreter": path,
         "python_version": found.get("version", ""),

@@ -264,7 +264,7 @@ class Supervisor:
         # Children may have outlived the script, even in their own sessions.
         left = processes.end_descendants()
         if left:
-            records.note("processes %s of the script do not end" % left)
+            records.note("processes %s of the script could not be killed" % left)
         self._read_console()
         self._read_progress(time.monotonic())
         self._limit_files()
@@ -296,7 +296,7 @@ class Supervisor:
             request = records.read_whole(self._path(ranks.STOP_FILE)) or {}
         reason, grace = request.get("reason"), request.get("grace")
         if not isinstance(reason, str):
-            reason = "its supervisor got %s" % signal.Signals(signum).name
+            reason = "its supervisor received %s" % signal.Signals(signum).name
         return reason, grace if isinstance(grace, (int, float)) else self.spec["grace"]
 
     def _keep_stacks(self, offset: int) -> str:
@@ -312,7 +312,7 @@ class Supervisor:
         except OSError as error:
             records.note("cannot write %s: %s" % (records.STACKS_FILE, error))
         if not place:
-            return "; its stacks could not be taken"
+            return "; its stacks could not be recorded"
         return "; its main thread was at %s (all stacks: %s)" % (place, records.STACKS_FILE)
 
     def _limit(self, elapsed: float, now: float) -> Optional[_Outcome]:
@@ -326,7 +326,7 @@ class Supervisor:
         allowed, finished = self.spec.get("exit_timeout", 0.0), self._finished_for(now)
         if allowed and finished > allowed:
             # It has completed its work.
-            reason = "made its last step %.0f s ago and did not end (train_job_exit_timeout)"
+            reason = "made its last step %.0f s ago and did not exit (train_job_exit_timeout)"
             return records.COMPLETED, ends.LINGERED, reason % finished
         reason = self._pace.overdue(now)
         if reason:
@@ -349,7 +349,9 @@ class Supervisor:
             self._life.add(now, life.sample(os.getpid(), written))
         if self._life.idle(now) <= idle:
             return ""
-        reason = "did not open port %s, and for %s s used no CPU, read nothing and wrote nothing"
+        reason = (
+            "did not open port %s, and for %s s used no CPU time, read no data and wrote no output"
+        )
         return reason % (port, idle) + " (train_job_start_idle_timeout)"
 
     def _note_running(self) -> None:
@@ -475,8 +477,8 @@ class Supervisor:
                 file.free(hole)
                 reader.skip_to(hole[1])
                 self._note_once(
-                    "of %s, only the beginning and the newest part are kept: it has passed its "
-                    "limit (train_job_host_log_limit_mb)" % os.path.basename(file.path)
+                    "only the beginning and the newest part of %s are kept: it exceeded "
+                    "its limit (train_job_host_log_limit_mb)" % os.path.basename(file.path)
                 )
             except OSError as error:
                 self._note_once("%s cannot be kept within its limit: %s" % (file.path, error))
@@ -559,7 +561,7 @@ def _bound_log() -> None:
     with contextlib.suppress(OSError):
         if os.fstat(2).st_size > _LOG_LIMIT:
             os.ftruncate(2, 0)
-            records.note("what was here was too much, and was removed")
+            records.note("the content was too large and was removed")
 
 
 def _supervise(supervisor: Supervisor, started: Callable[[], None]) -> None:
@@ -620,7 +622,7 @@ def main(rank_dir: str) -> int:
     if os.path.exists(os.path.join(rank_dir, records.STATE_FILE)):
         return 0
     with open(path, encoding="utf-8", errors="replace") as stream:
-        print(stream.read().strip() or "the supervisor ended at once", file=sys.stderr)
+        print(stream.read().strip() or "the supervisor exited immediately", file=sys.stderr)
     return 1
 
 

@@ -113,5 +113,5 @@ def serve(params: Params) -> Result:
         output.seek(0)
         lines = output.read().decode("utf-8", "replace").strip().splitlines()
     raise CallError(
-        "TensorBoard has ended (train_job_python is %s): %s" % (python, " ".join(lines[-1:]))
+        "TensorBoard exited (train_job_python is %s): %s" % (python, " ".join(lines[-1:]))
     )

@@ -66,7 +66,7 @@ class Checkpoint:
             made_with = self.identity.get(name, value)  # an option that was added later
             if made_with == value:
                 continue
-            same = "take the same, "
+            same = "use the same options, "
             if name == "data_sha256":
                 other = f"other data (their SHA-256 is {made_with}, not {value})"
             elif name == "order":
@@ -75,7 +75,7 @@ class Checkpoint:
             else:
                 other = f"--{name.replace('_', '-')} {made_with}, not {value}"
             remedy = "--resume never, or another --checkpoint-dir"
-            return f"{self.path} was made with {other}: {same}{remedy}"
+            return f"{self.path} was written with {other}: {same}{remedy}"
         return ""
 
 
@@ -117,7 +117,7 @@ def read(path: Path, whole: bool = True) -> Checkpoint:
             about = json.loads(bytes(loaded["about"]))
             arrays = {n: loaded[n] for n in loaded.files if n != "about"} if whole else {}
         if whole and digest(arrays.values()).hex() != about["sha256"]:
-            raise DamagedError("its SHA-256 is not that of its arrays")
+            raise DamagedError("its SHA-256 does not match its arrays")
         run = Run(about["job"], about["anew_at"])
         same = {name: about[name] for name in ("step", "identity", "position", "final", "names")}
         return Checkpoint(path, **same, run=run, arrays=arrays)
@@ -176,7 +176,7 @@ class Writer:
         """Wait until all is written; raise TrainingError if the last one could not be written."""
         self._waiting.join()
         if self._failure:
-            what = f"the last checkpoint could not be written in {self._folder}"
+            what = f"the last checkpoint could not be written to {self._folder}"
             raise TrainingError(f"{what}: {self._failure}")
 
     def _work(self) -> None:

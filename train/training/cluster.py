@@ -102,10 +102,10 @@ def read_tf_config(environ: Mapping[str, str]) -> Cluster:
     addresses = {job: cluster[job] for job in JOBS if cluster.get(job)}
     if len(addresses.get("chief", [])) > 1:
         count = len(addresses["chief"])
-        raise ConfigError(f"TF_CONFIG: cluster has {count} chiefs, 1 is the limit")
+        raise ConfigError(f"TF_CONFIG: cluster has {count} chiefs, the limit is 1")
     missing = [job for job in JOBS if job not in addresses]
     if "ps" in addresses and missing:
-        why = f"no {missing[0]}: they need a chief and at least one worker"
+        why = f"no {missing[0]}, but they need a chief and at least one worker"
         raise ConfigError(f"TF_CONFIG: cluster has parameter servers (ps) and {why}")
     task = config.get("task", {} if cluster else {"type": "worker", "index": 0})
     kind, index = (task.get("type"), task.get("index")) if isinstance(task, dict) else (None, None)
@@ -116,7 +116,7 @@ def read_tf_config(environ: Mapping[str, str]) -> Cluster:
         ranks = [f"{job}-{i}" for job, listed in addresses.items() for i in range(len(listed))]
         there = ", ".join(ranks) or "no rank"
         raise ConfigError(
-            f"TF_CONFIG: task {kind}-{index} is not in the cluster, which has {there}"
+            f"TF_CONFIG: task {kind}-{index} is not in the cluster, which contains {there}"
         )
     return Cluster(addresses, kind, index)
 

@@ -79,7 +79,7 @@ def evaluate_checkpoints(task_name: str, settings: Settings, progress: ProgressW
             except FileNotFoundError:
                 continue  # a newer one has replaced it
             except checkpoints.DamagedError as error:
-                checkpoints.warn(f"{path} is passed over: {error}")
+                checkpoints.warn(f"ignoring {path}: {error}")
                 continue
             for variable, array in zip(model.variables, weights_of(checkpoint.arrays), strict=True):
                 assign(variable, array)

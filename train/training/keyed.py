@@ -115,9 +115,9 @@ class Dropout(tf.keras.layers.Dropout):  # type: ignore[misc]
         **options: Any,
     ) -> None:
         if not 0 <= rate < 1:
-            raise ValueError(f"dropout rate {rate} is not from 0 to less than 1")
+            raise ValueError(f"dropout rate {rate} must be at least 0 and less than 1")
         if stream < 0:
-            raise ValueError(f"dropout stream {stream} is less than 0")
+            raise ValueError(f"dropout stream {stream} is negative")
         if noise_shape is not None and noise_shape[0] is not None:
             raise ValueError(f"dropout noise_shape {noise_shape} does not begin with None")
         super().__init__(rate, noise_shape, **options)
@@ -130,8 +130,8 @@ class Dropout(tf.keras.layers.Dropout):  # type: ignore[misc]
         keys = getattr(_current, "keys", None)
         if keys is None:
             raise RuntimeError(
-                f"layer {self.name} was called with training=True outside of keys_for_layers: "
-                "it cannot know the samples"
+                f"layer {self.name} was called with training=True outside of "
+                "keys_for_layers, so the samples are unknown"
             )
         own, found = inputs.shape.as_list(), tf.shape(inputs)
         if self.noise_shape is not None:

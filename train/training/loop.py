@@ -158,7 +158,7 @@ class Loop:
         except PEER_ERRORS as error:
             if not self.signals.asked:
                 raise
-            why = "no checkpoint could be made, another rank is lost"
+            why = "no checkpoint could be written, because another rank was lost"
             raise EndedError(f"{self.cluster.task}: asked to end; {why}") from error
 
     def _steps(self) -> Outcome:
@@ -220,8 +220,8 @@ class Loop:
         if settings.patience and position.waited >= settings.patience:
             position.early = True
             self.reporter.print_line(
-                f"ends early after epoch {epoch}: no lower test loss than {position.best:.4f} "
-                f"in {position.waited} tests"
+                f"stopping early after epoch {epoch}: no test loss below "
+                f"{position.best:.4f} in {position.waited} tests"
             )
 
     def _train_values(self) -> dict[str, float]:
@@ -261,7 +261,9 @@ class Loop:
         values, metrics = self.state.model_values(), position.metrics
         if self.settings.patience and position.best_step is not None:
             values, metrics = self.state.best_values(), position.best_metrics
-            self.reporter.print_line(f"the weights of step {position.best_step} are left, the best")
+            self.reporter.print_line(
+                f"keeping the best weights, those of step {position.best_step}"
+            )
         results = Results(
             task=self.cluster.task,
             step=position.step,
@@ -282,7 +284,9 @@ class Loop:
             self._finish_writing()
         self.gang.final_barrier()
         if self.settings.data == "synthetic":
-            self.reporter.print_line("trained on synthetic data: its metrics are not of real data")
+            self.reporter.print_line(
+                "trained on synthetic data: the metrics say nothing about real data"
+            )
         return replace(results, weights_sha256=weights.hex())
 
     def _finish_writing(self) -> None:
@@ -394,7 +398,7 @@ class Summaries:
             self._give_up(error)
         except tf.errors.OpError as error:
             raise TrainingError(
-                f"TensorBoard events cannot be written in {folder}: {error.message.splitlines()[0]}"
+                f"TensorBoard events cannot be written to {folder}: {error.message.splitlines()[0]}"
             ) from error
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -452,4 +456,4 @@ def export(task: Task, values: list[Any], folder: Path) -> None:
             unfinished.rename(folder / "saved_model")
     except (OSError, tf.errors.OpError) as error:
         reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
-        raise TrainingError(f"the model could not be written in {folder}: {reason}") from error
+        raise TrainingError(f"the model could not be written to {folder}: {reason}") from error

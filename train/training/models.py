@@ -29,9 +29,9 @@ def check_model(name: str, shape: Sequence[int]) -> None:
     smallest = _SMALLEST.get(name, 1)
     if len(shape) != 3 or min(shape[:2]) < smallest:
         raise ConfigError(
-            f"model {name} takes images [height, width, channels] of at least "
-            f"{smallest} x {smallest} pixels, and the examples' shape is {list(shape)}; "
-            "model linear takes any shape"
+            f"model {name} takes images [height, width, channels] of at least {smallest} x "
+            f"{smallest} pixels, but the examples have the shape {list(shape)}; model "
+            "linear takes any shape"
         )
 
 
@@ -50,7 +50,9 @@ def build(
     """
     if name.startswith(_KERAS):
         if dropout:
-            raise ConfigError(f"--dropout is not for {name}, which has its own: leave it out")
+            raise ConfigError(
+                f"--dropout is not supported for {name}, which has its own dropout: remove it"
+            )
         return application(name.removeprefix(_KERAS), shape, classes, seed, sync_batch_norm)
     if name.startswith("resnet"):
         depth = int(name.removeprefix("resnet"))
@@ -175,7 +177,7 @@ def application(
     make = getattr(tf.keras.applications, name, None)
     if not inspect.isfunction(make):
         known = [n for n, f in vars(tf.keras.applications).items() if inspect.isfunction(f)]
-        raise ConfigError(f"model keras:{name} is not known; there are {', '.join(sorted(known))}")
+        raise ConfigError(f"unknown model keras:{name}; choose one of {', '.join(sorted(known))}")
     tf.keras.utils.set_random_seed(seed)
     scales = "include_preprocessing" in inspect.signature(make).parameters
     options: dict[str, Any] = {"include_preprocessing": False} if scales else {}

@@ -85,8 +85,8 @@ class Search:
         """
         if self.cluster.is_chief and not checkpoints.lock(self._folder):
             self._locked_out = (
-                f"another process writes checkpoints in {self._folder.absolute()}: let it end, or "
-                "take another --checkpoint-dir"
+                f"another process is writing checkpoints to {self._folder.absolute()}: wait "
+                "until it ends, or use another --checkpoint-dir"
             )
         if self._writes and not self._locked_out:
             for left in self._folder.glob(f"{checkpoints.UNFINISHED}*"):  # from a killed run
@@ -101,7 +101,7 @@ class Search:
             candidate, rows, source, taken = self._choose(whole=True)
         if "error" in taken:
             self.gang.part()
-            raise ConfigError(f"{self.cluster.ranks[source]} cannot begin: {taken['error']}")
+            raise ConfigError(f"{self.cluster.ranks[source]} cannot start: {taken['error']}")
         position = taken["position"]
         if position is not None or self.settings.init_from:
             self.gang.share(self.state.variables, source)
@@ -141,7 +141,7 @@ class Search:
 
     def _pass_over(self, path: Path, reason: str) -> None:
         self._paths.remove(path)
-        warn(f"{path} is passed over: {reason}")
+        warn(f"ignoring {path}: {reason}")
 
     def _choose(self, whole: bool) -> tuple[_Candidate, list[_Offer], int, dict[str, Any]]:
         """Return this rank's candidate, all offers, the index of the best, and its rank's message.
@@ -186,9 +186,9 @@ class Search:
     def _start(self, anew_at: int) -> dict[str, Any]:
         """Return what the chief sends if no rank has a checkpoint; ``anew_at`` is the latest."""
         if self._resumption is Resumption.REQUIRED:
-            others = ", nor one of another rank" if len(self.cluster.ranks) > 1 else ""
-            missing = f"no checkpoint that is whole in {self._folder.absolute()}{others}"
-            raise ConfigError(f"--resume required, and there is {missing}")
+            others = ", and none from another rank" if len(self.cluster.ranks) > 1 else ""
+            missing = f"no intact checkpoint in {self._folder.absolute()}{others}"
+            raise ConfigError(f"--resume required, but there is {missing}")
         if self.settings.init_from:
             values, line = _initial_values(self.settings.init_from, self.state)
             self.state.begin_with(values)
@@ -242,7 +242,7 @@ def _initial_values(path: str, state: State) -> tuple[dict[int, Any], str]:
     Each variable gets the values of the one with the same name and shape, such as ``conv/kernel``.
     """
     if not Path(path).exists():
-        raise ConfigError(f"--init-from: there is no {path} in {Path.cwd()}")
+        raise ConfigError(f"--init-from: no {path} in {Path.cwd()}")
     try:
         found = _numbered(_read(path))
     except Exception as error:  # errors from damage depend on the format
@@ -257,9 +257,9 @@ def _initial_values(path: str, state: State) -> tuple[dict[int, Any], str]:
         else:
             skipped.append(name[0])
     if not values:
-        such = f"this network's names and shapes, such as {skipped[0]}"
-        raise ConfigError(f"--init-from {path} has no variable of {such}")
-    line = f"{len(values)} of {len(wanted)} variables begin as in {path}"
+        such = f"the names and shapes of this network, such as {skipped[0]}"
+        raise ConfigError(f"--init-from {path} has no variables with {such}")
+    line = f"{len(values)} of {len(wanted)} variables are initialized from {path}"
     return values, line + (f"; not {', '.join(skipped)}" if skipped else "")
 
 

@@ -150,7 +150,7 @@ def await_servers(
                 f"{name} ({address}" + (")" if name in peers else ", a host without an address)")
                 for name, address in missing.items()
             )
-            raise TrainingError(f"not there within the start timeout of {seconds:g} s: {absent}")
+            raise TrainingError(f"did not join within the start timeout of {seconds:g} s: {absent}")
         time.sleep(min(0.25, max(0.0, end - time.monotonic())))
 
 
@@ -181,12 +181,12 @@ def serve(cluster: Cluster, progress: ProgressWriter, start_timeout: float) -> N
         if found is Liveness.LIVE:
             seen = time.monotonic()
         elif found is Liveness.ENDED and not shutdown.wait(_GRACE_S):
-            raise TrainingError(f"{chief.name} ({chief.address}) has ended before it was done")
+            raise TrainingError(f"{chief.name} ({chief.address}) ended prematurely")
         elif time.monotonic() - seen > CHIEF_LIMIT_S:
             silent = f"was unresponsive for {CHIEF_LIMIT_S:g} s"
             raise TrainingError(f"{chief.name} ({chief.address}) {silent}")
     time.sleep(0.5)  # let the chief receive the response
-    note(f"{cluster.task}: done, {chief.name} asked for the end", sys.stdout)
+    note(f"{cluster.task}: done, {chief.name} requested the end", sys.stdout)
 
 
 def _start_server(cluster: Cluster) -> Any:
@@ -326,7 +326,7 @@ class Watch:
                 since = time.monotonic()
             elif time.monotonic() - since > WORKERS_LIMIT_S:
                 states = ", ".join(f"{name} {found.value}" for name, found in workers.items())
-                self._fail(f"no worker takes part for {WORKERS_LIMIT_S:g} s: {states}")
+                self._fail(f"no worker has responded for {WORKERS_LIMIT_S:g} s: {states}")
 
     def _fail(self, line: str) -> None:
         """End the process with exit code 1, unless its program has finished."""

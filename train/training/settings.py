@@ -32,7 +32,7 @@ MODELS = ("digits-cnn", "mnist-cnn", *(f"resnet{n}" for n in (20, 32, 44, 56, 11
 
 #: The headings of ``--help``, by the first option below each.
 GROUPS = {
-    "data": "what to learn",
+    "data": "data and model",
     "epochs": "learning",
     "learning_rate": "learning rate",
     "strategy": "devices and strategy",
@@ -94,10 +94,11 @@ def one_of(help: str, names: Sequence[str], pattern: str = "") -> Any:
             return text
         if module:
             raise argparse.ArgumentTypeError(
-                f"there is no file {text!r} in {Path.cwd()}; with the launcher, --include sends it"
+                f"no such file: {text!r} in {Path.cwd()}; with the launcher, copy it to the hosts "
+                "with --include"
             )
-        more = ", and no Python file" if pattern else ""
-        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(names)}{more}")
+        more = " or a Python file" if pattern else ""
+        raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(names)}{more}")
 
     return option(help, names[0], convert)
 
@@ -109,7 +110,7 @@ def folder(help: str, *, default: str) -> Any:
         path = Path(text)
         if text and (path.is_dir() or not (path.is_symlink() or path.exists())):
             return path
-        raise argparse.ArgumentTypeError(f"{text!r} is not a folder, present or to be made")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a folder that exists or can be created")
 
     return option(help, Path(default), convert)
 
@@ -120,7 +121,7 @@ def steps(text: str) -> tuple[int, ...]:
         numbers = tuple(int(part) for part in text.split(",") if part)
         if list(numbers) == sorted(set(numbers)):
             return numbers
-    raise argparse.ArgumentTypeError(f"{text!r} is not a rising list such as 32000,48000")
+    raise argparse.ArgumentTypeError(f"{text!r} is not an increasing list such as 32000,48000")
 
 
 def weights(text: str) -> tuple[float, ...]:
@@ -135,7 +136,7 @@ def devices(text: str) -> tuple[str, ...]:
     if one_kind and len(set(parts)) == len(parts):
         return parts
     raise argparse.ArgumentTypeError(
-        f"{text!r} is not a list such as gpu:0,gpu:1 of different devices of one kind"
+        f"{text!r} is not a list such as gpu:0,gpu:1 of different devices of the same kind"
     )
 
 
@@ -151,153 +152,171 @@ class Settings:
     )
     model: str = one_of(
         f"the network: {', '.join(MODELS)}, keras:NAME of tf.keras.applications, or FILE.py "
-        "with build_model(); auto takes one that fits the data",
+        "with build_model(); auto chooses one that fits the data",
         ("auto", *MODELS, "keras:NAME"),
         pattern=r"keras:[^\W_]+",
     )
     data_dir: Path = folder(  # noqa: RUF009 - a path is immutable
-        "folder of the data's files", default="data"
+        "folder of the data files", default="data"
     )
-    download: bool = switch("fetch missing files of data sets that have an address")
+    download: bool = switch("download missing files of data sets that have an address")
     image_size: int = whole(
-        "pixels of a side to which image folders and TFRecords are scaled; 0: as the first image",
+        "width and height in pixels to which image folders and TFRecords are scaled; 0: "
+        "size of the first image",
         0,
         4096,
     )
-    examples: int = whole("how many synthetic examples there are", 1, 10_000_000, default=10_000)
+    examples: int = whole("number of synthetic examples", 1, 10_000_000, default=10_000)
     augment: str = one_of(
-        "what changes the images in training: crop-flip is that of He et al. for CIFAR-10, "
-        "resized-crop-flip that of Szegedy et al. for larger images",
+        "image augmentation in training: crop-flip as in He et al. for CIFAR-10, "
+        "resized-crop-flip as in Szegedy et al. for larger images",
         ("none", "crop-flip", "resized-crop-flip"),
     )
     normalize: str = one_of(
-        "what is subtracted from images: the mean of each pixel over the training set (He et al.), "
-        "or ImageNet's means of the colours, by whose deviations they are then divided",
+        "normalization of images: subtract the mean of each pixel over the training set "
+        "(He et al.), or subtract ImageNet's mean of each colour and divide by its "
+        "standard deviation",
         ("none", "pixel-mean", "imagenet"),
     )
-    dropout: float = number("part of the last layer's inputs left out in training", 0, 0.95)
+    dropout: float = number("dropout rate of the last layer's inputs in training", 0, 0.95)
     sync_batch_norm: bool = switch(
-        "BatchNorm over the global batch, so that it does not depend on the number of replicas"
+        "compute BatchNorm over the global batch, independently of the number of replicas"
     )
 
     # The defaults reach a test accuracy of 0.98 on the digits within a few seconds.
     epochs: int = whole(
-        "rounds through the examples, in full batches only", 1, 1_000_000, default=30
+        "passes over the training examples, in full batches only", 1, 1_000_000, default=30
     )
     # 1 to 6, 8, 10 and 12 replicas can share 120 evenly.
     batch_size: int = whole(
-        "examples in a step over all replicas, which share them evenly", 1, 10_000_000, default=120
+        "examples per step over all replicas, which share them evenly", 1, 10_000_000, default=120
     )
     accumulate: int = whole(
-        "parts into which a replica divides its share of a step, to save memory", 1, 1024, default=1
+        "parts into which each replica splits its share of a step, to save memory",
+        1,
+        1024,
+        default=1,
     )
     optimizer: str = one_of(
-        "sgd (with momentum), adam or adamw; a --model FILE.py may bring its own",
+        "sgd (with momentum), adam or adamw; --model FILE.py may define its own",
         ("sgd", "adam", "adamw"),
     )
-    momentum: float = number("of sgd", 0, 0.9999, default=0.9)
+    momentum: float = number("momentum of sgd", 0, 0.9999, default=0.9)
     weight_decay: float = number(
-        "factor of the L2 penalty on kernels (He et al.: 1e-4); with adamw of the decay of kernels",
+        "factor of the L2 penalty on kernels (He et al.: 1e-4); with adamw, of the weight "
+        "decay of kernels",
         0,
         1,
     )
     clip_norm: float = number(
-        "what the global norm of a step's gradients is cut down to; 0: not", 0, 1e9
+        "maximum global norm to which gradients are clipped; 0: no clipping", 0, 1e9
     )
     label_smoothing: float = number(
-        "part of a label that is spread over all classes in training", 0, 0.99
+        "label smoothing: share of a label that is spread over all classes in training", 0, 0.99
     )
     class_weights: tuple[float, ...] = option(
-        "factors of the losses of classes 0, 1 and on in training, such as 1,1,5", (), weights
+        "weights of classes 0, 1, ... in the training loss, such as 1,1,5", (), weights
     )
     ema: float = number(
-        "momentum of a moving average of the weights, which is tested and left; 0: none",
+        "momentum of a moving average of the weights, which is evaluated and saved; 0: none",
         0,
         0.999999,
     )
     init_from: str = option(
-        "checkpoint or saved model, on the chief's host, whose weights a run begins with, by the "
-        "layers' names",
+        "checkpoint or saved model on the chief's host from which weights are initialized, "
+        "by the layers' names",
         "",
         str,
     )
     seed: int = whole(
-        "of the first weights, the order of the examples and all that is random", 0, MAX_SEED
+        "seed of the initial weights, the order of examples and all other randomness", 0, MAX_SEED
     )
     patience: int = whole(
-        "end early after so many evaluations without a lower test loss, and leave the best "
-        "weights; 0: never",
+        "stop early after this many evaluations without a lower test loss, and keep the "
+        "best weights; 0: never",
         0,
         1_000_000,
     )
-    min_delta: float = number("what a lower test loss must be lower by, for --patience", 0, 1e9)
+    min_delta: float = number(
+        "minimum decrease that counts as a lower test loss for --patience", 0, 1e9
+    )
 
-    learning_rate: float = number("of the optimizer, after the warm-up", 1e-9, 1e3, default=0.1)
+    learning_rate: float = number(
+        "learning rate of the optimizer, after warm-up", 1e-9, 1e3, default=0.1
+    )
     schedule: str = one_of(
-        "how the rate changes: cosine falls to 0 at the end, steps at each of --milestones",
+        "learning rate schedule: cosine decays to 0 at the end, steps decays at each of "
+        "--milestones",
         ("constant", "cosine", "steps"),
     )
     milestones: tuple[int, ...] = option(
-        "steps at which the rate falls, such as 32000,48000", (), steps
+        "steps at which the learning rate decays, such as 32000,48000", (), steps
     )
-    decay: float = number("what the rate is multiplied by at each milestone", 1e-6, 1, default=0.1)
-    warmup_steps: int = whole("steps in which the rate rises from 0", 0, MAX_STEPS)
+    decay: float = number(
+        "factor applied to the learning rate at each milestone", 1e-6, 1, default=0.1
+    )
+    warmup_steps: int = whole(
+        "number of steps in which the learning rate rises from 0", 0, MAX_STEPS
+    )
     base_batch_size: int = whole(
-        "the batch size for which the rate is meant: it is scaled by --batch-size; 0: not scaled",
+        "batch size for which --learning-rate is meant; it is scaled by --batch-size; 0: "
+        "not scaled",
         0,
         10_000_000,
     )
 
     strategy: str = one_of(
-        f"of tf.distribute: {', '.join(STRATEGIES)}; auto follows TF_CONFIG and the devices",
+        f"strategy of tf.distribute: {', '.join(STRATEGIES)}; auto follows TF_CONFIG and "
+        "the devices",
         STRATEGIES,
     )
     devices: tuple[str, ...] = option(
-        "devices of this rank, such as gpu:0,gpu:1 or cpu:0,cpu:1; by default all GPUs, or the CPU",
+        "devices of this rank, such as gpu:0,gpu:1 or cpu:0,cpu:1 (by default all GPUs, or "
+        "the CPU)",
         (),
         devices,
     )
-    communication: str = one_of("among workers: auto, ring, nccl", ("auto", "ring", "nccl"))
-    memory_growth: bool = switch(
-        "take a GPU's memory as it is needed, not all at once", default=True
+    communication: str = one_of(
+        "communication between workers: auto, ring, nccl", ("auto", "ring", "nccl")
     )
-    intra_op_threads: int = whole("threads of one operation; 0: TensorFlow chooses", 0, 4096)
-    inter_op_threads: int = whole("operations at a time; 0: TensorFlow chooses", 0, 4096)
+    memory_growth: bool = switch("allocate GPU memory as needed, not all at once", default=True)
+    intra_op_threads: int = whole("threads per operation; 0: TensorFlow chooses", 0, 4096)
+    inter_op_threads: int = whole("operations to run in parallel; 0: TensorFlow chooses", 0, 4096)
 
     # More steps per call are faster, up to about 50; checkpoints and epochs end a call early.
-    steps_per_execution: int = whole("steps in one call into TensorFlow", 1, 1_000_000, default=10)
+    steps_per_execution: int = whole("steps per call into TensorFlow", 1, 1_000_000, default=10)
     precision: str = one_of(
-        "of the layers' arithmetic; variables stay float32", ("float32", "bfloat16", "float16")
+        "precision of the layers' arithmetic; variables stay float32",
+        ("float32", "bfloat16", "float16"),
     )
     exchange_precision: str = one_of(
-        "in which gradients travel between workers; on CPUs, sums are made in float32",
+        "precision of gradients sent between workers; on CPUs, they are summed in float32",
         ("float32", "bfloat16", "float16"),
     )
     xla: bool = switch("compile loss and gradients with XLA")
     deterministic: bool = switch(
-        "only operations that give the same bits again, slower on GPUs (on CPUs all do); the parts "
-        "of a step's time are not reported then"
+        "use only deterministic operations, which are slower on GPUs (on CPUs all "
+        "operations are deterministic); the parts of a step's time are then not reported"
     )
 
     checkpoint_dir: Path = folder(  # noqa: RUF009
-        "folder of the checkpoints: the chief writes, and the newest that any rank has is read",
+        "folder of the checkpoints, written by the chief; training resumes from the newest "
+        "one that any rank has",
         default="checkpoints",
     )
     checkpoint_every: int = whole(
-        "steps from one checkpoint to the next; 0: by --checkpoint-seconds alone", 0, MAX_STEPS
+        "steps between checkpoints; 0: see --checkpoint-seconds", 0, MAX_STEPS
     )
     checkpoint_seconds: float = number(
-        "seconds from one checkpoint to the next, by the chief's clock; 0: never",
+        "seconds between checkpoints, by the chief's clock; 0: never",
         0,
         1e7,
         default=300.0,
     )
-    checkpoints_kept: int = whole(
-        "how many of the newest checkpoints are kept", 1, 10_000, default=3
-    )
+    checkpoints_kept: int = whole("number of newest checkpoints to keep", 1, 10_000, default=3)
     resume: str = one_of(
-        "auto resumes from the newest checkpoint, never replaces what is there, required fails "
-        "where there is none",
+        "auto resumes from the newest checkpoint, never replaces existing checkpoints, "
+        "required fails if there is none",
         ("auto", "never", "required"),
     )
     start_timeout: float = number(
@@ -305,23 +324,23 @@ class Settings:
     )
 
     evaluate_every: int = whole(
-        "epochs from one test to the next; 0: one at the end", 0, 1_000_000, default=1
+        "epochs between evaluations; 0: only at the end", 0, 1_000_000, default=1
     )
     model_dir: Path = folder(  # noqa: RUF009
         "folder of the trained model", default="model"
     )
     export: str = one_of(
-        "form of the trained model: model.keras, a SavedModel in saved_model/, both or none",
+        "format of the trained model: model.keras, a SavedModel in saved_model/, both or none",
         ("keras", "saved-model", "both", "none"),
     )
     tensorboard_dir: Path = folder(  # noqa: RUF009
         "folder of the chief's TensorBoard events", default="tensorboard"
     )
     top_k: int = whole(
-        "also report how often the right class is among so many; 0: not", 0, 1_000_000
+        "also report how often the correct class is among the top K; 0: not reported", 0, 1_000_000
     )
     summary_every: int = whole(
-        "steps from one TensorBoard event to the next; 0: at tests only", 0, MAX_STEPS
+        "steps between TensorBoard events; 0: only at evaluations", 0, MAX_STEPS
     )
 
     @property
@@ -374,7 +393,7 @@ def parse(description: str) -> tuple[Settings, bool]:
         metavar = field.name.rpartition("_")[2].upper()
         stated = help + stated.replace("%", "%%")
         group.add_argument(name, type=convert, default=default, metavar=metavar, help=stated)
-    help = "only check the options against TF_CONFIG: print nothing if they are right"
+    help = "only check the options against TF_CONFIG; print nothing if they are valid"
     parser.add_argument("--check", action="store_true", help=help)
     values = vars(parser.parse_args())
     only_check = values.pop("check")
@@ -389,8 +408,8 @@ def check_batch_size(settings: Settings, replicas: int) -> None:
         fits = " or ".join(str(n) for n in (size // parts * parts, -(-size // parts) * parts) if n)
         each = f" in {settings.accumulate} parts each" if settings.accumulate > 1 else ""
         raise ConfigError(
-            f"--batch-size {size} (global) cannot be shared evenly by {replicas} replicas{each}; "
-            f"take {fits}"
+            f"--batch-size {size} (global) cannot be divided evenly among {replicas} "
+            f"replicas{each}; use {fits}"
         )
 
 
@@ -407,7 +426,7 @@ def choose_strategy(settings: Settings, cluster: Cluster) -> str:
         there = ", ".join(f"{len(tasks)} {job}" for job, tasks in cluster.addresses.items())
         raise ConfigError(
             f"--strategy {asked} does not fit TF_CONFIG with {there or 'no cluster'}: "
-            + (f"take {found} or auto" if found != "auto" else "it needs chief, worker and ps")
+            + (f"use {found} or auto" if found != "auto" else "it needs chief, worker and ps")
         )
     return found
 
@@ -417,41 +436,49 @@ def check(settings: Settings, environ: Mapping[str, str]) -> Cluster:
     cluster = read_tf_config(environ)
     if environ.get("TF_USE_LEGACY_KERAS", "1") in ("0", "false", "False"):
         raise ConfigError(
-            "TF_USE_LEGACY_KERAS is 0, and worker.py is written for Keras 2 (tf-keras): leave it "
-            "unset, or train_job_keras at 2"
+            "TF_USE_LEGACY_KERAS is 0, but worker.py requires Keras 2 (tf-keras): unset "
+            "it, or keep train_job_keras at 2"
         )
     if settings.download and settings.data in data.NAMES and settings.data not in data.FETCHED:
         raise ConfigError(f"--download fetches {', '.join(data.FETCHED)}, not {settings.data}")
     strategy = choose_strategy(settings, cluster)
     listed, count = ",".join(settings.devices), len(settings.devices)
     if strategy == "one-device" and count > 1:
-        raise ConfigError(f"--strategy one-device takes one of --devices {listed}")
+        raise ConfigError(f"--strategy one-device supports only one of --devices {listed}")
     if strategy == "multi-worker" and count > 1 and listed.startswith("cpu"):
-        why = "each of several workers trains on one CPU device; leave it out"
+        why = "with several workers, each trains on one CPU device; remove it"
         raise ConfigError(f"--devices {listed}: {why}")
     if strategy == "parameter-server":
         if settings.devices:
-            raise ConfigError("--devices has no effect with parameter servers: leave it out")
+            raise ConfigError("--devices has no effect with parameter servers: remove it")
         if settings.exchange_precision != "float32":
             raise ConfigError("--exchange-precision has no effect with parameter servers")
         if settings.precision == "float16":
             raise ConfigError(
-                "--precision float16 scales the loss, which parameter servers do not: take bfloat16"
+                "--precision float16 needs loss scaling, which is not supported with "
+                "parameter servers: use bfloat16"
             )
     if not cluster.is_evaluator:
         # Without --devices, GPUs are counted after TensorFlow has found them. With parameter
         # servers, the chief is alone.
         check_batch_size(settings, len(cluster.ranks) * max(1, count))
     if settings.xla and settings.sync_batch_norm:
-        raise ConfigError("--xla compiles no exchange among replicas: leave out --sync-batch-norm")
+        raise ConfigError(
+            "--xla cannot compile communication between replicas: remove --sync-batch-norm"
+        )
     if settings.accumulate > 1 and settings.sync_batch_norm:
-        both = "--accumulate computes each part on its own, --sync-batch-norm over all"
-        raise ConfigError(f"{both}: take one of them")
+        both = (
+            "--accumulate computes each part separately, but --sync-batch-norm works on the "
+            "whole batch"
+        )
+        raise ConfigError(f"{both}: use one of them")
     schedule = settings.schedule
     if schedule == "steps" and not settings.milestones:
         raise ConfigError("--schedule steps needs --milestones, such as 32000,48000")
     if schedule != "steps" and settings.milestones:
-        raise ConfigError(f"--milestones has no effect with --schedule {schedule}: take steps")
+        raise ConfigError(
+            f"--milestones has no effect with --schedule {schedule}: use --schedule steps"
+        )
     if not math.isfinite(settings.scaled_rate) or settings.scaled_rate > 1e6:
         raise ConfigError(
             f"--learning-rate {settings.learning_rate} scaled by --batch-size over "

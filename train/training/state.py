@@ -110,9 +110,9 @@ class State:
         found, own = _needed_shapes(arrays), _needed_shapes(self._by_name)
         if found != own:
             raise ConfigError(
-                f"the checkpoint holds {len(found)} variables of another network or optimizer than "
-                f"this one with {len(own)}: take the options it was made with, --resume never, or "
-                "another --checkpoint-dir"
+                f"the checkpoint contains {len(found)} variables of a different network or "
+                f"optimizer, this one has {len(own)}: use the options it was written with, "
+                "--resume never, or another --checkpoint-dir"
             )
         for name, variable in self._by_name.items():
             if name in arrays:

@@ -91,7 +91,7 @@ def prepare_devices(settings: Settings) -> list[str]:
     missing = [name for name in asked if name not in names]
     if missing:
         there = ", ".join(names) if gpus else "none"
-        raise ConfigError(f"--devices {','.join(missing)}: this process sees {there} of its kind")
+        raise ConfigError(f"--devices {','.join(missing)}: this process has {there} of this kind")
     # Each process allocates only what it uses, because others may share the machine.
     chosen = [gpus[names.index(name)] for name in asked]
     tf.config.set_visible_devices(chosen, "GPU")
@@ -111,7 +111,7 @@ def make_strategy(settings: Settings, cluster: Cluster) -> Any:
         return tf.distribute.OneDeviceStrategy(f"/{devices[0]}")
     on_gpus = devices[0].startswith("gpu")
     if settings.communication == "nccl" and not on_gpus:
-        raise ConfigError("--communication nccl needs GPUs: take ring or auto")
+        raise ConfigError("--communication nccl needs GPUs: use ring or auto")
     if name == "mirrored":
         across = None  # TensorFlow's choice
         if settings.communication == "nccl":
@@ -139,7 +139,7 @@ def _start_failure(cluster: Cluster, message: str) -> str:
     if not late and "Deadline Exceeded" in message:
         late = cluster.chief  # no response from the rank that leads the gang
     if late:
-        return f"not there within the start timeout: {late}"
+        return f"did not join within the start timeout: {late}"
     reason = message.splitlines()[0]
     remedy = "; is its port taken?" if "Could not start gRPC server" in reason else ""
     return f"cannot join the gang as {cluster.task}: {reason}{remedy}"

@@ -90,16 +90,16 @@ class Task:
             given = tf.function(function).get_concrete_function(*specs).output_shapes
             if given.rank not in (None, 1):
                 raise ConfigError(
-                    f"{path}: {name}(labels, outputs) gives {given}, not a float for each example: "
-                    "take no mean over the batch"
+                    f"{path}: {name}(labels, outputs) returns {given}, expected a float for "
+                    "each example: do not average over the batch"
                 )
         if "loss" in [name for _, name, _ in self.own]:
             return
         if shape is not None and (len(shape) < 2 or math.prod(shape[1:]) != self.outputs):
             wanted = f"{self.outputs} classes" if self.data.classes else f"labels {labels}"
             raise ConfigError(
-                f"{self.model_name}: build_model() gave a model with outputs {list(shape)}, and "
-                f"the data have {wanted}"
+                f"{self.model_name}: build_model() returned a model with outputs "
+                f"{list(shape)}, but the data has {wanted}"
             )
 
 
@@ -109,7 +109,7 @@ def open_data(settings: Settings) -> data.Data:
     if name.endswith(".py"):
         pair = user_module.call(name, "build_dataset", seed=settings.seed, folder=folder)
         if not isinstance(pair, tuple) or len(pair) != 2:
-            wanted = "a pair, what to train on and what to test on"
+            wanted = "a pair: training data and test data"
             raise ConfigError(f"{name}: build_dataset() must return {wanted}")
         return from_arrays(name, *pair)
     if name == "digits":
@@ -124,7 +124,7 @@ def open_data(settings: Settings) -> data.Data:
         name = name.removeprefix(tfds.TFDS)
         return tfds.open_tfds(name, folder, download=download, image_size=settings.image_size)
     if not folder.exists():
-        raise data.DataError(f"{name}: there is no {folder.absolute()}, which --data-dir names")
+        raise data.DataError(f"{name}: {folder.absolute()} (--data-dir) does not exist")
     if name == "npz":
         return open_npz(folder)
     if name == "images":
@@ -137,31 +137,35 @@ def open_task(settings: Settings) -> Task:
     found = open_data(settings)
     if settings.batch_size > found.train.size:
         raise ConfigError(
-            f"--batch-size {settings.batch_size} is more than the {found.train.size} examples of "
-            f"--data {settings.data}: that is the limit"
+            f"--batch-size {settings.batch_size} exceeds the limit, the {found.train.size} "
+            f"examples of --data {settings.data}"
         )
     own = user_module.losses_and_metrics(settings.model, settings.data)
     functions, classes = {name: function for _, name, function in own}, found.classes
     for name in ("label_smoothing", "class_weights", "top_k"):
         if classes is None and getattr(settings, name):
             option, labels = name.replace("_", "-"), f"the labels of {found.name}"
-            raise ConfigError(f"--{option} is for classes, and {labels} are numbers")
+            raise ConfigError(f"--{option} is for classes, but {labels} are numbers")
     if settings.label_smoothing and "loss" in functions:
-        raise ConfigError(f"--label-smoothing is not for a loss of your own, that of {own[0][0]}")
+        raise ConfigError(
+            f"--label-smoothing is not supported with a custom loss, that of {own[0][0]}"
+        )
     count = len(settings.class_weights)
     if count not in (0, classes):
-        there = f"{found.name} {classes} classes"
-        raise ConfigError(f"--class-weights has {count} numbers, and {there}")
+        there = f"{found.name} has {classes} classes"
+        raise ConfigError(f"--class-weights has {count} numbers, but {there}")
     if classes is not None and settings.top_k >= classes:
-        raise ConfigError(f"--top-k {settings.top_k}: there are {classes} classes, take fewer")
+        raise ConfigError(
+            f"--top-k {settings.top_k}: must be less than the number of classes, {classes}"
+        )
     objective = make_objective(settings, classes, functions)
     chosen = Task(settings, found, objective, own, _preparation(settings.normalize, found))
     if not chosen.model_name.endswith(".py"):
         models.check_model(chosen.model_name, found.shape)
     if settings.augment != "none" and len(found.shape) != 3:
         raise ConfigError(
-            f"--augment {settings.augment} is for images [height, width, channels], and --data "
-            f"{settings.data} has the shape {list(found.shape)}"
+            f"--augment {settings.augment} is for images [height, width, channels], but "
+            f"--data {settings.data} has the shape {list(found.shape)}"
         )
     return chosen
 
@@ -174,14 +178,16 @@ def _preparation(normalize: str, found: data.Data) -> Callable[[Any], Any]:
     if normalize == "imagenet":
         if len(found.shape) != 3 or found.shape[2] != 3:
             raise ConfigError(
-                f"--normalize imagenet is for images of three colours, and {found.name} has the "
-                f"shape {list(found.shape)}"
+                "--normalize imagenet is for images with three colour channels, but "
+                f"{found.name} has the shape {list(found.shape)}"
             )
         mean, deviation = IMAGENET
     elif isinstance(found.train, ArraySplit):
         mean = found.train.mean()
     else:
-        raise ConfigError(f"--normalize {normalize}: {found.name} is not read into memory")
+        raise ConfigError(
+            f"--normalize {normalize} is not supported: {found.name} is not read into memory"
+        )
 
     def prepare(features: Any) -> Any:
         centred = scaled(features) - tf.constant(mean, tf.float32)

@@ -39,7 +39,7 @@ def bound_start(
         # Otherwise the leader would ignore the limit.
         context._coordination_service_config.cluster_register_with_barrier = True
     except (ImportError, AttributeError, TypeError) as error:
-        note(f"the start has TensorFlow's own time limit: {error}")
+        note(f"TensorFlow's own time limit applies to the start: {error}")
 
 
 def moving_averages(optimizer: Any) -> list[Any]:

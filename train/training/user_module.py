@@ -37,7 +37,7 @@ def load(path: str) -> ModuleType:
         sys.path.insert(0, str(file.parent))
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise ConfigError(f"{path} is no Python file")
+        raise ConfigError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
@@ -60,7 +60,7 @@ def call(path: str, name: str, **offered: Any) -> Any:
     for asked, of in taken.items():
         if asked not in offered and of.default is of.empty:
             raise ConfigError(
-                f"{path}: {name}() asks for {asked!r}; it may take {', '.join(offered)}"
+                f"{path}: {name}() has the argument {asked!r}; it may have {', '.join(offered)}"
             )
     return function(**{key: value for key, value in offered.items() if key in taken})
 
@@ -70,7 +70,7 @@ def make(path: str, name: str, kind: type, kind_name: str, **offered: Any) -> An
     made = call(path, name, **offered)
     if not isinstance(made, kind):
         found = f"{type(made).__module__}.{type(made).__name__}"
-        raise ConfigError(f"{path}: {name}() gave {found}, not a {kind_name} of Keras 2")
+        raise ConfigError(f"{path}: {name}() returned {found}, expected a {kind_name} of Keras 2")
     return made
 
 
@@ -79,7 +79,7 @@ def which(name: str, *paths: str) -> str:
     modules = dict.fromkeys(path for path in paths if path.endswith(".py"))
     found = [path for path in modules if getattr(load(path), name, None) is not None]
     if len(found) > 1:
-        raise ConfigError(f"{' and '.join(found)} both have {name}(): keep one")
+        raise ConfigError(f"{' and '.join(found)} both define {name}(): keep one")
     return "".join(found)
 
 
@@ -94,8 +94,9 @@ def losses_and_metrics(*paths: str) -> list[tuple[str, str, PerExample]]:
             isinstance(name, str) and METRIC.fullmatch(name) for name in made
         ):
             raise ConfigError(
-                f"{path}: metrics() must return a dictionary of functions by names of their own, "
-                "such as sureness: small letters, digits and _, and not loss or accuracy"
+                f"{path}: metrics() must return a dictionary of functions with unique "
+                "names, such as sureness: lower-case letters, digits and _, but not loss "
+                "or accuracy"
             )
         own += [(path, name, function) for name, function in made.items()]
     for path, name, function in own:

@@ -53,7 +53,7 @@ def test_arguments_of_the_script_are_checked_before_anything_starts(lab: Lab) ->
         "train_job_script": str(REPOSITORY / "train/worker.py"),
         "train_job_args": ["--batch-size", "63"],
     }
-    uneven = "--batch-size 63 (global) cannot be shared evenly by 2 replicas"
+    uneven = "--batch-size 63 (global) cannot be divided evenly among 2 replicas"
     refused(lab, "train", [], given, [uneven])
 
 

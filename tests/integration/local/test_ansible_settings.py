@@ -198,7 +198,7 @@ def test_an_error_of_ansible_playbook_is_shown_from_its_beginning(local_lab: Lab
     (lab.inventory / "group_vars/all/vault.yml").write_text(vault)
     result = train(lab, {})
     assert result["state"] == "refused"
-    assert "ansible-playbook broke off:\n[ERROR]: Attempting to decrypt" in result["message"]
+    assert "ansible-playbook failed:\n[ERROR]: Attempting to decrypt" in result["message"]
 
 
 def test_the_lines_of_an_error() -> None:

@@ -42,7 +42,7 @@ def test_a_rank_with_fewer_steps_is_named_and_not_the_one_that_lost_it(
     assert (saved["root_cause"], saved["cause"]) == (f"worker-{leaver}", "left"), message
     assert saved["attempts"] == 1, message
     assert "left after step 5 of 8 while the others trained on" in message
-    assert "not started again: it would fail in the same way again" in message
+    assert "not restarted: it would fail the same way again" in message
 
 
 #: A rank without TensorFlow; the one with index 1 opens its port after so many seconds, in which it
@@ -81,7 +81,7 @@ def test_a_rank_that_reads_data_before_it_opens_its_port_is_noticed_and_left_alo
     texts = [event["notice"]["text"] for event in events if "notice" in event]
     for task in ("worker-0 (worker0)", "worker-1 (worker1)"):
         (text,) = [text for text in texts if text.startswith(f"{task} has not opened its port")]
-        assert "but it is at work" in text
+        assert "but is active" in text
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_rank_that_reads_data_before_it_opens_its_port_is_noticed_and_left_alo
         (
             ("60", "quiet"),
             {"train_job_start_idle_timeout": 4},
-            "used no CPU, read nothing and wrote nothing (train_job_start_idle_timeout)",
+            "used no CPU time, read no data and wrote no output (train_job_start_idle_timeout)",
         ),
         (
             ("60", "busy"),

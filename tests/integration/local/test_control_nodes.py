@@ -161,7 +161,7 @@ def test_no_process_follows_on_when_ansible_playbook_is_killed(
         finally:
             process.kill()
     assert refused["state"] == "refused"
-    named = r"follows this job already: .* \(pid \d+ on .*train\.yml"
+    named = r"is already following this job: .* \(pid \d+ on .*train\.yml"
     assert re.search(named, refused["message"]), refused["message"]
     wait_until(lambda: ansible_of(lab) == [], "the end of its worker")
     assert processes.start_time(pid), "the job ended with its control node"
@@ -254,7 +254,7 @@ def test_what_a_host_says_ends_no_job_and_becomes_no_variable_and_no_command(
     shown = [event for event in run.events if event["event"] == "notice"]
     assert not [event for event in shown if "\x1b" in event["text"]]
     (passed,) = [event["text"] for event in shown if event["kind"] == "progress"]
-    assert "line 1 of its progress is passed over" in passed
+    assert "line 1 of its progress is ignored" in passed
     assert len(shown) > 1, "no warning of the host was shown"
     for name in ("status", "attach"):
         done = train(*lab.words(name, "odd"))

@@ -18,7 +18,7 @@ from train.host import processes, records
 pytestmark = pytest.mark.tensorflow
 
 #: What is said where other tests have jobs on this machine; they are waited for.
-BESIDE, PATIENCE = "no collectives alongside the jobs that run", 300.0
+BESIDE, PATIENCE = "collectives skipped because of running jobs", 300.0
 
 
 def ranks_of(lab: Lab) -> list[int]:

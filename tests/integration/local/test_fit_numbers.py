@@ -109,6 +109,6 @@ def test_keras_3_does_not_train_with_two_workers_and_that_is_named(
     lab.variables |= {"train_job_python": tf_python, "train_job_keras": 3}
     done = lab.run("--job", "three", "--script", str(SCRIPT), train_job_max_restarts=3)
     assert done.code == 1, done.result
-    assert "leave train_job_keras at 2" in done.result["message"]
+    assert "keep train_job_keras at 2" in done.result["message"]
     saved = lab.saved("three")
     assert (saved["attempts"], saved["metrics"]) == (1, {})

@@ -49,13 +49,13 @@ def test_a_job_is_refused_or_waits_for_another_one(lab: Lab, tmp_path: Path) -> 
     assert "holds job first already" in here.error
     elsewhere = plain(Lab(lab.inventory, tmp_path / "other", lab.variables), "first").end()
     assert elsewhere.code == 2
-    assert "job first is running already (worker-" in elsewhere.result["message"]
+    assert "job first is already running (worker-" in elsewhere.result["message"]
 
     tired = plain(ben, "second", train_job_queue_timeout=1).end()
     assert tired.code == 2
     message = tired.result["message"]
     assert f"worker0: port {ports(lab)[0]} is in use by worker-0 of job first (user " in message
-    assert "; waited 1 s for it (train_job_queue_timeout)" in message
+    assert "; gave up after 1 s (train_job_queue_timeout)" in message
     assert not (folder / "hosts/jobs").exists()
     assert not (folder / "runs/second").exists(), "its id is free again"
 
@@ -83,7 +83,7 @@ def test_where_one_rank_gets_nothing_none_does(lab: Lab) -> None:
     told = " ".join(done.stdout.split())
     assert done.returncode == 2, told
     assert f"port {port} is next for worker-0 of job early (user " in told
-    assert told.count("nothing was started, and what was taken for the job is free again") >= 2
+    assert told.count("nothing was started, and the job's leases were released") >= 2
     assert held(lab) == {}
     assert not list(lab.root.glob("jobs/*"))
     assert not list(lab.runs_dir.glob("*"))
@@ -106,7 +106,10 @@ def test_leases_and_notifications_that_fail_are_warnings_and_others_may_read_a_j
     assert "job a completed; its results are in" in told
     assert lab.saved("a")["state"] == "completed"
     reason = f"{leases_of(lab)} cannot be"
-    assert f"the rank runs without leases, which keep jobs apart: {reason}" in told
+    assert (
+        f"the rank is running without leases, which prevent conflicts between jobs: {reason}"
+        in told
+    )
     assert stat.S_IMODE((lab.root / "jobs/a").stat().st_mode) == 0o755
 
     failed = "train_job_notify_command exited with code 7"

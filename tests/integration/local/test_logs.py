@@ -62,7 +62,7 @@ def test_logs_of_all_ranks_and_of_one(local_lab: Labs) -> None:
     assert done.stdout.splitlines() == ["2/2 bar", "last \ufffd"]
     done = train(*lab.words("logs", "night", "--task", "worker-7"))
     assert done.returncode == 2
-    assert "job night has no rank worker-7: there are worker-0, worker-1" in done.stderr
+    assert "job night has no rank worker-7; its ranks are worker-0, worker-1" in done.stderr
 
 
 def test_the_playbook_brings_logs_into_a_folder(local_lab: Labs, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_job_is_followed_through_its_attempts_and_ctrl_c_ends_following_and_no
     bars = [lines.count(f"worker-{index} | 2/2 - \ufffd") for index in (0, 1)]
     # The last line of a rank that was ended may lack its bar, or be cut off.
     assert 2 * found - 3 <= found + sum(bars) <= len(lines) <= 2 * found + 1, "a line was torn"
-    assert "the gang fell: waiting 30 s for another attempt" in error
+    assert "all ranks ended: waiting 30 s for the next attempt" in error
 
 
 def test_whoever_has_seen_enough_leaves_nothing_behind(local_lab: Labs) -> None:
@@ -171,7 +171,7 @@ def test_a_large_log_delays_no_end_and_is_kept_within_its_limits(
     assert run.code == 1
     assert "ValueError: the last words of" in run.result["message"].splitlines()[-1]
     notices = "\n".join(e["text"] for e in run.events if e["event"] == "notice")
-    assert "parts of its log are not fetched (train_job_log_limit_mb)" in notices
+    assert "parts of its log were not fetched (train_job_log_limit_mb)" in notices
     for index in (0, 1):
         (log,) = lab.root.glob(f"**/jobs/flood/worker-{index}/stdout.log")
         assert log.stat().st_size > 39e6

@@ -132,5 +132,5 @@ def test_the_end_is_told_where_the_job_cannot_be_started_again(
     assert (failure["event"], end["event"], end["state"]) == ("failure", "end", "failed")
     for message in (end["message"], run.result["message"], lab.saved("night")["message"]):
         assert "was killed by SIGKILL (signal 9)" in message
-        assert "could not be started again: " in message
-        assert f"there is no interpreter {python}" in message
+        assert "could not be restarted: " in message
+        assert f"no such interpreter: {python}" in message

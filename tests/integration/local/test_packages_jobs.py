@@ -53,10 +53,10 @@ def test_packages_are_installed_once_and_go_with_the_last_job(lab: Lab, script: 
     bare = lab.run("--script", str(script), "--job", "bare")
     warned = [event["text"] for event in bare.events if event["event"] == "notice"]
     both = "trainpack is not installed on worker0 and worker1"
-    named = f"warning: {both}; {script}/requirements.txt has trainpack: add --requirements"
+    named = f"warning: {both}; {script}/requirements.txt lists trainpack: pass --requirements"
     assert named in warned
     assert bare.code == 1
-    assert "write trainpack into requirements.txt" in bare.result["message"]
+    assert "add trainpack to requirements.txt" in bare.result["message"]
 
     # Before any job asks for them.
     requirements = str(script / "requirements.txt")
@@ -125,9 +125,9 @@ def test_an_installation_that_is_killed_is_made_again(lab: Lab, script: Path) ->
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("numpy==1.23.5", "asks for numpy==1.23.5, and the environment of TensorFlow"),
+        ("numpy==1.23.5", "requires numpy==1.23.5, but the environment of TensorFlow"),
         ("nowhere-to-be-found", "was not found"),
-        ("./x.whl", "is a path of this control node"),
+        ("./x.whl", "is a path on this control node"),
     ],
 )
 def test_nothing_starts_with_requirements_that_cannot_be(

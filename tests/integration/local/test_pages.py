@@ -57,7 +57,7 @@ def test_the_report_of_a_job_that_lost_a_worker_and_failed_with_names_that_are_h
     write_attempt(folder, tasks, range(40, 90), failed, BEGAN + 60)
     with (folder / "progress/worker-1.jsonl").open("a") as stream:
         stream.write(json.dumps({"t": BEGAN + 70, "step": 90, "metrics": {evil: 1.0}}) + "\n")
-    titles = {"loss", evil, "Where a step's time goes", "What each rank did", "Busy GPUs, %"}
+    titles = {"loss", evil, "Time per step", "Activity of each rank", "Busy GPUs, %"}
     opened = check(report.write(folder), "report", tmp_path, titles)
     assert "last line of worker-1" in opened.html
     assert opened.count("legendtext") > 0

@@ -59,14 +59,14 @@ def test_a_gang_is_started_again_that_was_killed_and_that_hangs(
     killed, hung = restarted(run.events)
     resumed = [e["text"] for e in run.events if e["event"] == "notice" and e["kind"] == "resumed"]
     assert [text.partition(";")[0] for text in resumed] == [
-        f"attempt {number} starts at step 1, as nothing was left in TRAIN_CHECKPOINT_DIR"
+        f"attempt {number} starts at step 1, because TRAIN_CHECKPOINT_DIR was empty"
         for number in (2, 3)
     ]
     assert (killed["attempt"], killed["root_cause"], killed["cause"]) == (2, "worker-1", "signal")
     assert killed["message"].startswith("worker-1 on worker1 was killed by SIGKILL (signal 9)")
     assert (hung["attempt"], hung["root_cause"], hung["cause"]) == (3, "worker-1", "hung")
     for words in (
-        "has made no step for",
+        "has not completed a step for",
         "after step 5; the limit is",
         "its main thread was at main.py, line",
     ):
@@ -98,7 +98,7 @@ def test_a_crash_at_the_same_step_is_not_tried_a_third_time(local_lab: Labs, sta
     earlier = "\nattempt 1: worker-1 was killed by SIGABRT (signal 6); in Python it was at "
     assert earlier in lab.saved("crash")["message"]
     assert earlier in run.result["message"]
-    assert "it has failed at step 5 in the same way twice" in run.result["message"]
+    assert "it failed the same way twice at step 5" in run.result["message"]
     assert lab.saved("crash")["attempts"] == 2
     check_files(lab, "crash")
 
@@ -119,7 +119,7 @@ def test_a_bug_is_not_tried_again_but_by_hand(local_lab: Labs) -> None:
         assert restarted(seen.events) == []
         message = seen.result["message"]
         assert message.startswith("worker-1 on worker1 exited with code 1: ModuleNotFoundError")
-        assert message.endswith("not started again: it would fail in the same way again")
+        assert message.endswith("not restarted: it would fail the same way again")
         assert lab.saved("bug")["cause"] == "exit"
         assert job_processes(lab.root) == []
     again = Command(*lab.words("restart", "--json", "bug")).end()

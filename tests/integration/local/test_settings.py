@@ -147,7 +147,7 @@ def test_the_folder_of_results_is_the_inventorys(local_lab: Labs, script: str) -
     (lab.inventory / "hosts.yml").write_text(json.dumps(hosts))
     refused = run(*_train("run"), *given, *words)
     assert refused.returncode == 2
-    assert "train_job_runs_dir holds for the whole gang" in refused.stderr
+    assert "train_job_runs_dir must be the same for the whole gang" in refused.stderr
     assert "/other on worker0" in refused.stderr
 
 
@@ -189,7 +189,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
             "sets EMPTY to null",
             "sets LIST to a list",
             "train_job_args of worker0, worker1 ",
-            "cannot be split as a shell does (No closing quotation)",
+            "cannot be split like a shell command (No closing quotation)",
             'train_job_port of worker0, worker1 is a text, "abc"',
             'train_job_min_workers of worker0, worker1 is a text, "many"',
         ],
@@ -247,7 +247,7 @@ def test_what_holds_for_the_gang_is_compared(local_lab: Labs, script: str) -> No
     done = lab.run("--script", script)
     assert done.code == 2
     for name, value in wrong.items():
-        assert f"{name} holds for the whole gang" in done.result["message"]
+        assert f"{name} must be the same for the whole gang" in done.result["message"]
         assert (
             f"{value} on worker1 ({lab.inventory}/host_vars/worker1.yml:" in done.result["message"]
         )

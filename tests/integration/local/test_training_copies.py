@@ -73,7 +73,7 @@ def test_the_loss_of_the_chiefs_folder_is_survived(
         line = f"worker-{index}: resumed at step 80, from the checkpoint of worker-1\n"
         assert line in rank.said()
         assert rank.weights() == whole[0].weights()
-    assert "warning: checkpoints/ckpt-900.npz is passed over: " in again[0].said()
+    assert "warning: ignoring checkpoints/ckpt-900.npz: " in again[0].said()
     assert "warning: " not in again[1].said()
     assert "retracing" not in again[1].said()
     assert saved_steps(copy) == LAST
@@ -91,7 +91,7 @@ def test_a_folder_that_the_ranks_share_is_read_and_written_by_the_chief(
 
     again = run_gang(start, tmp_path, *OPTIONS, "--checkpoint-dir=../shared", variables=COPY)
     for index, rank in enumerate(again):
-        assert "ckpt-88.npz is passed over: " in rank.said()
+        assert "ignoring checkpoints/ckpt-88.npz: " in rank.said()
         assert f"worker-{index}: resumed at step 80\n" in rank.said()
         assert rank.weights() == whole[0].weights()
     assert "worker-1: no copy, the checkpoint folder is the chief's\n" in again[1].said()
@@ -163,7 +163,7 @@ def test_a_folder_that_another_run_writes_into_is_refused(start: Start, tmp_path
         os.close(descriptor)
     for rank in ranks:
         assert (
-            f"worker-0 cannot begin: another process writes checkpoints in {folder}: let it "
+            f"worker-0 cannot start: another process is writing checkpoints to {folder}: wait "
             in (rank.said())
         )
     assert [path.name for path in folder.iterdir()] == ["unfinished-1"]
@@ -181,8 +181,8 @@ def test_required_is_for_the_first_attempt_and_a_wrong_attempt_is_told(
     ]
     assert [rank.end() for rank in (later, first, *wrong)] == [0, 2, 2, 2], later.said()
     assert (
-        "worker.py: error: worker-0 cannot begin: --resume required, and there is no checkpoint "
-        f"that is whole in {first.folder}/checkpoints\n"
+        "worker.py: error: worker-0 cannot start: --resume required, but there is no "
+        f"intact checkpoint in {first.folder}/checkpoints\n"
     ) in first.said()
     for rank, told in zip(
         wrong, ("'no' is not a whole number from 1 to 1000000", "'no' is not 0 or 1"), strict=True
@@ -197,17 +197,17 @@ def test_other_options_of_any_rank_are_refused_but_where_they_are_no_matter(
     folder = tmp_path / "1/checkpoints"
     shutil.copytree(whole[0].folder / "checkpoints", folder)
     options = (*OPTIONS, "--seed=1", "--epochs=1")
-    reason = "checkpoints/ckpt-88.npz was made with --seed 0, not 1: "
+    reason = "checkpoints/ckpt-88.npz was written with --seed 0, not 1: "
     for variables in ({}, {1: {**COPY[1], "TRAIN_ATTEMPT": "2"}}):
         ranks = start_gang(start, tmp_path, *options, variables=variables)
         assert [rank.end() for rank in ranks] == [2, 2], [rank.said() for rank in ranks]
         for rank in ranks:
-            assert f"worker.py: error: worker-1 cannot begin: {reason}" in rank.said()
+            assert f"worker.py: error: worker-1 cannot start: {reason}" in rank.said()
     assert not any((tmp_path / "0/checkpoints").iterdir()), "the chief has locked it, no more"
 
     # In a later attempt it is of another job; and nothing is written there.
     ranks = run_gang(start, tmp_path, *options, variables={1: {"TRAIN_ATTEMPT": "2"}})
-    assert f"warning: checkpoints/ckpt-88.npz is passed over: {reason}" in ranks[1].said()
+    assert f"warning: ignoring checkpoints/ckpt-88.npz: {reason}" in ranks[1].said()
     assert saved_steps(folder) == LAST
 
 

@@ -139,7 +139,7 @@ def test_dropout_is_by_sample() -> None:
         layer(inputs, training=True)
     with pytest.raises(tf.errors.InvalidArgumentError):
         drop(inputs, keys[:1])
-    with pytest.raises(ValueError, match=r"^dropout rate 1\.0 is not from 0 to less than 1$"):
+    with pytest.raises(ValueError, match=r"^dropout rate 1\.0 must be at least 0 and less than 1$"):
         keyed.Dropout(1.0, stream=0)
     with pytest.raises(ValueError, match=r"^dropout stream -1 is less than 0$"):
         keyed.Dropout(0.5, stream=-1)

@@ -50,8 +50,8 @@ def test_names_and_shapes_are_checked() -> None:
     with pytest.raises(cluster.ConfigError) as flat:
         models.check_model("resnet20", (13,))
     assert str(flat.value) == (
-        "model resnet20 takes images [height, width, channels] of at least 1 x 1 "
-        "pixels, and the examples' shape is [13]; model linear takes any shape"
+        "model resnet20 takes images [height, width, channels] of at least 1 x 1 pixels, "
+        "but the examples have the shape [13]; model linear takes any shape"
     )
     with pytest.raises(cluster.ConfigError, match=r"^model mnist-cnn .* at least 4 x 4 pixels"):
         models.check_model("mnist-cnn", (3, 28, 1))

@@ -58,7 +58,7 @@ def early(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Rank:
 def test_an_early_end_leaves_a_final_checkpoint_and_both_models(
     early: Rank, tf_python: str
 ) -> None:
-    line = r"ends early after epoch 3: no lower test loss than \d\.\d{4} in 2 tests\n"
+    line = r"stopping early after epoch 3: no test loss below \d\.\d{4} in 2 tests\n"
     assert len(re.findall(line, early.said())) == 1
     last = early.records()[-1]
     assert (last["step"], last["steps"], last["epoch"]) == (3 * PER_EPOCH, 50 * PER_EPOCH, 3)
@@ -73,7 +73,7 @@ def test_an_early_end_leaves_a_final_checkpoint_and_both_models(
     assert (about["position"]["early"], about["position"]["waited"]) == (True, 2)
     # The first test had the least loss, as far as --min-delta says: its weights are left.
     assert about["position"]["best_step"] == PER_EPOCH
-    assert "the weights of step 11 are left, the best\n" in early.said()
+    assert "keeping the best weights, those of step 11\n" in early.said()
     first = float(re.findall(r"epoch 1/50: .* test_loss (\d\.\d+)", early.said())[0])
     assert last["metrics"]["test_loss"] == pytest.approx(first, abs=1e-4)
 
@@ -101,7 +101,7 @@ def test_patience_that_comes_and_goes_leaves_weights_that_were_kept(
     patient = ["--patience=5", "--min-delta=100"]
     runs = [["--epochs=1", *patient], ["--epochs=2"], ["--epochs=3", *patient], ["--epochs=3"]]
     said = [run_gang(start, tmp_path, LINEAR, *run, workers=1)[0].said() for run in runs]
-    left = [re.findall(r"the weights of step (\d+) are left", text) for text in said]
+    left = [re.findall(r"keeping the best weights, those of step (\d+)", text) for text in said]
     # What was best before the second run is forgotten: its weights are nowhere.
     assert left == [["11"], [], ["33"], []]
     assert call(tf_python, largest_weight, tmp_path / "0/model/model.keras") > 0
@@ -200,9 +200,9 @@ def test_folders_that_cannot_be_made_end_all_ranks(start: Start, tmp_path: Path)
     assert [rank.end() for rank in (first, second, other)] == [1, 1, 1]
     reason = "file/below: Not a directory"
     assert f"warning: the checkpoint of step 11 was not written in {reason}\n" in first.said()
-    assert f"TrainingError: the last checkpoint could not be written in {reason}\n" in first.said()
+    assert f"TrainingError: the last checkpoint could not be written to {reason}\n" in first.said()
     assert "TrainingError: lost contact with worker-0: " in second.said()
-    assert "TrainingError: TensorBoard events cannot be written in ../file/events: " in (
+    assert "TrainingError: TensorBoard events cannot be written to ../file/events: " in (
         other.said()
     )
 
@@ -216,9 +216,9 @@ def of_other_data(checkpoint: Path) -> str:
 
 def test_a_checkpoint_of_other_data_is_refused_with_a_remedy(early: Rank, tf_python: str) -> None:
     other = r"other data \(their SHA-256 is [0-9a-f]{64}, not 0\)"
-    remedy = "take the same, --resume never, or another --checkpoint-dir"
+    remedy = "use the same options, --resume never, or another --checkpoint-dir"
     found = call(tf_python, of_other_data, early.folder / "checkpoints/ckpt-33.npz")
-    assert re.search(f"ckpt-33.npz was made with {other}: {remedy}$", found)
+    assert re.search(f"ckpt-33.npz was written with {other}: {remedy}$", found)
 
 
 class Broken:
@@ -230,7 +230,7 @@ class Broken:
 def test_whatever_fails_in_writing_a_checkpoint_blocks_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "left"
     writer = checkpoints.Writer(folder, 3, {}, checkpoints.Run(), {})
-    failed = f"the last checkpoint could not be written in {folder}: MemoryError: no room for an "
+    failed = f"the last checkpoint could not be written to {folder}: MemoryError: no room for an "
     for _ in range(2):
         for step in (1, 2):
             writer.save(step, {"model.0000": Broken()}, {})
@@ -290,7 +290,7 @@ def test_first_weights_are_those_of_another_training(
         name: start_gang(start, tmp_path / name, *still, *options, workers=workers.get(name, 1))
         for name, options in runs.items()
     }
-    wrong = {"missing": "there is no nowhere.npz", "damaged": "cannot be read: "}
+    wrong = {"missing": "no nowhere.npz", "damaged": "cannot be read: "}
     for name, gang in ranks.items():
         codes = {rank.end() for rank in gang}
         # Where one has ended for what is wrong, another one may have lost its peer before it knew.
@@ -304,15 +304,15 @@ def test_first_weights_are_those_of_another_training(
     ):
         source = runs[name][0].partition("=")[2]
         said = ranks[name][0].said()
-        assert f"worker-0: {count} of {count} variables begin as in {source}\n" in said
+        assert f"worker-0: {count} of {count} variables are initialized from {source}\n" in said
         found = ranks[name][0].records()[-1]["metrics"]["test_loss"]
         assert found == pytest.approx(test_loss, abs=1e-4)
     # A network that has only its last biases in common.
-    told = f"worker-0: 1 of 2 variables begin as in {model}; not outputs/kernel\n"
+    told = f"worker-0: 1 of 2 variables are initialized from {model}; not outputs/kernel\n"
     assert told in ranks["other"][0].said()
     for name, text in wrong.items():
         for rank in (rank for rank in ranks[name] if rank.end() == 2):
-            assert "worker.py: error: worker-0 cannot begin: --init-from" in rank.said()
+            assert "worker.py: error: worker-0 cannot start: --init-from" in rank.said()
             assert text in rank.said()
 
 
@@ -320,16 +320,17 @@ def test_first_weights_are_those_of_another_training(
 REFUSALS: list[tuple[dict[str, Any], str]] = [
     (
         {"batch_size": 1440},
-        "--batch-size 1440 is more than the 1437 examples of --data digits: that is the limit",
+        "--batch-size 1440 exceeds the limit, the 1437 examples of --data digits",
     ),
     (
         {"normalize": "imagenet"},
-        "--normalize imagenet is for images of three colours, and digits has the shape [8, 8, 1]",
+        "--normalize imagenet is for images with three colour channels, but digits has the "
+        "shape [8, 8, 1]",
     ),
-    ({"class_weights": (1.0, 2.0)}, "--class-weights has 2 numbers, and digits 10 classes"),
-    ({"top_k": 10}, "--top-k 10: there are 10 classes, take fewer"),
-    ({"devices": ("gpu:0",)}, "--devices gpu:0: this process sees none of its kind"),
-    ({"communication": "nccl"}, "--communication nccl needs GPUs: take ring or auto"),
+    ({"class_weights": (1.0, 2.0)}, "--class-weights has 2 numbers, but digits has 10 classes"),
+    ({"top_k": 10}, "--top-k 10: must be less than the number of classes, 10"),
+    ({"devices": ("gpu:0",)}, "--devices gpu:0: this process has none of this kind"),
+    ({"communication": "nccl"}, "--communication nccl needs GPUs: use ring or auto"),
 ]
 
 
@@ -358,7 +359,7 @@ def test_data_missing_on_one_worker_end_both(start: Start, tmp_path: Path, tf_py
     ranks = start_gang(start, tmp_path, "--data=npz", "--data-dir=own", "--batch-size=10")
     assert [rank.end() for rank in ranks] == [1, 2]
     assert "TrainingError: lost contact with worker-1: " in ranks[0].said()
-    line = f"error: npz: there is no {tmp_path}/1/own, which --data-dir names\n"
+    line = f"error: npz: {tmp_path}/1/own (--data-dir) does not exist\n"
     assert line in ranks[1].said()
 
 
@@ -467,11 +468,14 @@ MODULES: dict[str, tuple[str, str]] = {
         "def build_dataset(shape): pass",
         "build_dataset() asks for 'shape'; it may take seed, folder",
     ),
-    "data-pair": ("def build_dataset(): return 1", "build_dataset() must return a pair, what to"),
+    "data-pair": (
+        "def build_dataset(): return 1",
+        "build_dataset() must return a pair: training data",
+    ),
     "data-endless": (
         "import tensorflow as tf\ndef build_dataset(*_, **more):\n"
         "  d = tf.data.Dataset.from_tensors(([1.0], 1)).repeat()\n  return d, d",
-        "train: the dataset is endless or its size unknown: use take()",
+        "train: the dataset is infinite or its size is unknown: use take()",
     ),
     "model-none": ("loss = None", "has no function build_model()"),
     "model-asks": (
@@ -480,17 +484,17 @@ MODULES: dict[str, tuple[str, str]] = {
     ),
     "model-other": (
         "def build_model(*names): return len(names)",
-        "build_model() gave builtins.int, not a tf.keras.Model of Keras 2",
+        "build_model() returned builtins.int, expected a tf.keras.Model of Keras 2",
     ),
     "model-broken": ("import nothing_of_this_name", "cannot be imported: ModuleNotFoundError: No"),
     "model-syntax": ("def build_model(:", "cannot be imported: SyntaxError: "),
     "model-metrics": (
         f"{GOOD}def metrics(): return {{'loss': lambda labels, outputs: labels}}",
-        "metrics() must return a dictionary of functions by names of their own",
+        "metrics() must return a dictionary of functions with unique names",
     ),
     "model-outputs": (
         GOOD.replace("10", "5"),
-        "build_model() gave a model with outputs [None, 5], and the data have 10 classes",
+        "build_model() returned a model with outputs [None, 5], but the data has 10 classes",
     ),
     "model-loss-asks": (
         f"{GOOD}def loss(outputs): return outputs",
@@ -499,7 +503,7 @@ MODULES: dict[str, tuple[str, str]] = {
     "model-loss-value": (f"{GOOD}loss = 3", "loss must be a function loss(labels, outputs)"),
     "model-loss-mean": (
         f"{GOOD}loss = tf.keras.losses.SparseCategoricalCrossentropy()",
-        "loss(labels, outputs) gives (), not a float for each example: take no mean over the batch",
+        "loss(labels, outputs) returns (), expected a float for each example: do not average over",
     ),
 }
 

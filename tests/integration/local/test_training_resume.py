@@ -117,8 +117,8 @@ def test_damaged_checkpoints_are_passed_over(
 
     again = run_gang(start, tmp_path, *OPTIONS)
     said = again[0].said()
-    assert f"warning: {newest.relative_to(tmp_path / '0')} is passed over: " in said
-    assert f"warning: {middle.relative_to(tmp_path / '0')} is passed over: " in said
+    assert f"warning: ignoring {newest.relative_to(tmp_path / '0')}: " in said
+    assert f"warning: ignoring {middle.relative_to(tmp_path / '0')}: " in said
     assert f"worker-0: resumed at step {oldest.stem[5:]}" in said
     assert not (folder / "unfinished-1").exists()
     assert [rank.weights() for rank in again] == [undisturbed.weights()] * 2

@@ -30,7 +30,7 @@ LIMIT = 3.0
 #: connected the worker again, and each of its steps fails, as long as the worker lives.
 NOT_TAKEN_BACK = re.compile(
     r"(?s)responds again.*failed with (AbortedError\(\):Cleanup|NotFoundError\(\):'__inference).*"
-    r"no worker takes part"
+    r"no worker has responded"
 )
 
 
@@ -79,7 +79,9 @@ def test_frozen_worker_is_left_out_and_taken_back_and_a_killed_one_is_done_witho
 
     ended = chief.end()
     if NOT_TAKEN_BACK.search(chief.said()):
-        assert failure(chief).startswith("TrainingError: no worker takes part for 15 s: worker-0")
+        assert failure(chief).startswith(
+            "TrainingError: no worker has responded for 15 s: worker-0"
+        )
         return
     assert ended == 0, chief.said()
     # Process and Unix time of each step.
@@ -113,7 +115,7 @@ def test_lost_parameter_server_ends_the_chief_by_name(
     ranks["ps-0"].process.send_signal(number)
     assert "ps-0" in failure(ranks["chief-0"])
     for task in ("worker-0", "worker-1"):
-        assert "has ended before it was done" in failure(ranks[task])
+        assert "ended prematurely" in failure(ranks[task])
 
 
 def test_chief_without_any_worker_names_them(start: Start, tmp_path: Path) -> None:
@@ -123,7 +125,8 @@ def test_chief_without_any_worker_names_them(start: Start, tmp_path: Path) -> No
     wait_for_line(ranks["chief-0"], "the training continues without it")
     ranks["worker-1"].process.send_signal(signal.SIGSTOP)
     assert failure(ranks["chief-0"]) == (
-        "TrainingError: no worker takes part for 15 s: worker-0 has ended, worker-1 is unresponsive"
+        "TrainingError: no worker has responded for 15 s: worker-0 has ended, worker-1 is "
+        "unresponsive"
     )
     assert failure(ranks["ps-0"]).startswith("TrainingError: chief-0 (localhost:")
 
@@ -134,7 +137,7 @@ def test_start_names_who_is_missing(start: Start, tmp_path: Path) -> None:
         start_task(start, tmp_path, addresses, task, "60", *timeout, script=LAB)
         for task, *timeout in (("worker-0", "3"), ("ps-0",), ("chief-0", "3"))
     )
-    within = "TrainingError: not there within the start timeout of 3 s: "
+    within = "TrainingError: did not join within the start timeout of 3 s: "
     assert failure(worker) == f"{within}chief-0 ({addresses['chief'][0]})"
     missing = failure(chief)
     assert missing.startswith(within)

@@ -156,7 +156,7 @@ def test_idx_files_are_read_packed_and_unpacked_and_from_debians_package(tmp_pat
     assert package.fingerprint == open_data("fashion-mnist", folder).fingerprint
     published.TEST_LABELS["fashion-mnist"] = hashlib.sha256(files[LABELS[:-3]]).hexdigest()
     assert refusal("mnist", folder) == (
-        f"{folder}/{LABELS} belongs to fashion-mnist, not to mnist: give another folder"
+        f"{folder}/{LABELS} belongs to fashion-mnist, not to mnist: use another folder"
     )
 
 
@@ -178,11 +178,15 @@ def test_damaged_idx_files_are_named(tmp_path: Path) -> None:
     whole = (write_mnist(tmp_path / "whole") / IMAGES).read_bytes()
     plain = gzip.decompress(whole)
     cases = [
-        (IMAGES, whole[:-20], "damaged, cut short or of another kind"),
-        (IMAGES, b"<html>not found</html>", "damaged, cut short or of another kind"),
+        (IMAGES, whole[:-20], "corrupt, truncated or of another type"),
+        (IMAGES, b"<html>not found</html>", "corrupt, truncated or of another type"),
         (IMAGES, gzip.compress(plain[:-1]), "4703 bytes of data, but 6 x 28 x 28 are announced"),
         (IMAGES, gzip.compress(plain + b"x"), "4705 bytes of data, but 6 x 28 x 28"),
-        (LABELS, gzip.compress(plain), "no IDX file of bytes with 1 axes; it begins with 00 00 08"),
+        (
+            LABELS,
+            gzip.compress(plain),
+            "not an IDX file of bytes with 1 axes; it begins with 00 00 08",
+        ),
         (LABELS, gzip.compress(b"\0\0\x08\x01\0\0\0\2\1\2"), "3 images, but 2 labels"),
         (LABELS, gzip.compress(b"\0\0\x08\x01\0\0\0\3\1\2\x0a"), "label 10 is none of"),
     ]
@@ -230,7 +234,9 @@ def test_download_keeps_nothing_but_the_published_file(tmp_path: Path) -> None:
         for path in there.iterdir():
             path.write_bytes(b"something else")
         other = refusal("mnist", own, download=True)
-        assert re.search(f"{address}\\S+ gave something else than the published file", other)
+        assert re.search(
+            f"{address}\\S+ returned a file that differs from the published one", other
+        )
         assert list(own.iterdir()) == []
         shutil.rmtree(there)
         assert "cannot be fetched: HTTP Error 404" in refusal("mnist", own, download=True)
@@ -287,10 +293,10 @@ def test_damaged_cifar10_files_are_named(tmp_path: Path) -> None:
     write_files(tmp_path / "c", {**BINARY, one: b"x" * 99})
     write_files(tmp_path / "d", {**BINARY, one: binary_batch(10)})
     cases = {
-        "a": f"{packed}: damaged, cut short",
+        "a": f"{packed}: corrupt, truncated",
         "b": "lacks data_batch_2.bin",
-        "c": f"{tmp_path}/c/{one}: cut short or damaged: 99 bytes, no multiple of 3073",
-        "d": "label 10 is none of the classes 0 to 9",
+        "c": f"{tmp_path}/c/{one}: truncated or corrupt: 99 bytes, not a multiple of 3073",
+        "d": "label 10 is not one of the classes 0 to 9",
         "none": f"is in {tmp_path}/none; bring {ARCHIVE} from https://www.cs.toronto.edu",
     }
     for name, error in cases.items():
@@ -317,12 +323,14 @@ def test_npz_archives(tmp_path: Path) -> None:
     cut = write("d")
     cut.write_bytes(whole.read_bytes()[:-40])
     assert f"{lacking} lacks x_test, y_test" in refusal("npz", lacking.parent)
-    assert f"{objects}: damaged, cut short or of another kind: Object" in refusal(
+    assert f"{objects}: corrupt, truncated or of another type: Object" in refusal(
         "npz", objects.parent
     )
-    assert f"{cut}: damaged, or no archive" in refusal("npz", cut.parent)
+    assert f"{cut}: corrupt, or not an archive" in refusal("npz", cut.parent)
     (tmp_path / "e").mkdir()
-    assert f"npz: {tmp_path}/e holds 0 .npz files, not one" in refusal("npz", tmp_path / "e")
+    assert f"npz: {tmp_path}/e contains 0 .npz files, expected one" in refusal(
+        "npz", tmp_path / "e"
+    )
 
 
 class Split:
@@ -375,24 +383,28 @@ def test_own_arrays_that_do_not_fit_are_refused() -> None:
         (good, (x[:, :2], y), "an example is (3,) of float32 in train, but (2,) of float32"),
         (good, (x, np.zeros(4, np.float32)), "() of int64 in train, but () of float32 in test"),
         ((x, y[:3]), good, "own.py: train: 4 features, but 3 labels"),
-        ((x[:0], y[:0]), good, "own.py: train: there are no features"),
-        (good, (x, y - 1), "label -1 is none of the classes"),
-        ((x * np.nan, y), good, "own.py: train: the features hold NaN or infinity"),
+        ((x[:0], y[:0]), good, "own.py: train: no features"),
+        (good, (x, y - 1), "label -1 is not one of the classes"),
+        ((x * np.nan, y), good, "own.py: train: the features contain NaN or infinity"),
         ((np.array(["a", "b"]), y), good, "the features are of <U1, not numbers"),
-        ((x[:, 0], y), good, "features must be [n, ...]; make [n, 1] of [n]"),
+        ((x[:, 0], y), good, "features must be [n, ...]; reshape [n] to [n, 1]"),
         ((x, np.eye(4, dtype=int)), good, "classes must be [n] or [n, 1], not [4, 4]"),
         (x, good, "own.py: train must be a pair (features, labels), a tf.data.Dataset or a Spl"),
-        (numbers(6).repeat(), numbers(2), "the dataset is endless or its size unknown: use take()"),
+        (
+            numbers(6).repeat(),
+            numbers(2),
+            "the dataset is infinite or its size is unknown: use take()",
+        ),
         (numbers(6).batch(4), numbers(2), "are not single examples, all of one shape"),
         (Split(), good, "train and test must both be arrays, or both have size and fetch"),
-        (Split("float64"), Split(), "train.fetch gives features of float64"),
+        (Split("float64"), Split(), "train.fetch returns features of float64"),
     ]
     for train, test, error in cases:
         with pytest.raises(data.DataError) as refused:
             arrays.from_arrays("own.py", train, test)
         assert error in str(refused.value)
         assert "\n" not in str(refused.value)
-    with pytest.raises(data.DataError, match="label 2 is none of the classes 0 to 1"):
+    with pytest.raises(data.DataError, match="label 2 is not one of the classes 0 to 1"):
         arrays.from_arrays("own.py", good, good, classes=2)
 
 
@@ -460,11 +472,11 @@ def test_other_formats_are_decoded_and_pixels_stay(tmp_path: Path) -> None:
 def test_wrong_image_folders_are_refused(tmp_path: Path) -> None:
     black = png((0, 0, 0))
     cases = [
-        ("train/cat/notes.txt", b"x", "notes.txt is none of .png, .jpg, .jpeg, .gif, .bmp"),
-        ("train/notes.png", b"x", "train/notes.png is no folder of a class"),
+        ("train/cat/notes.txt", b"x", "notes.txt is not one of .png, .jpg, .jpeg, .gif, .bmp"),
+        ("train/notes.png", b"x", "train/notes.png is not a class folder"),
         ("train/fox/.hidden", b"x", "train/fox is empty"),
         ("train/cat/0.png", b"", "train/cat/0.png is empty"),
-        ("test/fox/0.png", black, "test has classes that train has not: ['fox']"),
+        ("test/fox/0.png", black, "test has classes that are not in train: ['fox']"),
     ]
     for number, (name, image, error) in enumerate(cases):
         path = write_images(tmp_path / str(number)) / name
@@ -477,7 +489,7 @@ def test_wrong_image_folders_are_refused(tmp_path: Path) -> None:
         path = write_images(tmp_path / kind) / "train/cat/0.png"
         path.write_bytes(image)
         error = fetch_error(open_data("images", tmp_path / kind).train, 1, 0)
-        assert "examples that cannot be read or decoded" in error
+        assert "examples could not be read or decoded" in error
         assert str(path) in error
         assert "1.png" not in error
 
@@ -561,22 +573,24 @@ def test_wrong_tfrecords_are_refused(tmp_path: Path) -> None:
     (none / "features.json").write_text("{}")
     crc = second[: middle + 9] + b"x" + second[middle + 10 :]
     cases = {
-        "cut short in the record at byte": changed("train-2.tfrecord", second[:-3]),
-        f"train-2.tfrecord: damaged, or no TFRecord file: the CRC at byte {middle}": changed(
+        "truncated in the record at byte": changed("train-2.tfrecord", second[:-3]),
+        f"train-2.tfrecord: corrupt, or not a TFRecord file: the CRC at byte {middle}": changed(
             "train-2.tfrecord", crc
         ),
         "the CRC at byte 0 is wrong": changed("test.tfrecord", b"<html>" * 9),
-        "test.tfrecord: cut short in the record at byte 0": changed("test.tfrecord", b"1"),
+        "test.tfrecord: truncated in the record at byte 0": changed("test.tfrecord", b"1"),
         'write {"classes": N} to': changed("features.json", b'{"shape": [2, 2]}'),
-        "has 4 floats in x, and the shape is [5]": changed(
+        "has 4 floats in x, but the shape is [5]": changed(
             "features.json", b'{"classes": 4, "shape": [5]}'
         ),
-        'only "shape" and "classes" may stand in it': changed("features.json", b'{"a": 1}'),
-        "features.json: damaged": changed("features.json", b"{"),
-        "classes 0 is no whole number": changed("features.json", b'{"classes": 0}'),
+        'must be an object that contains only "shape" and "classes"': changed(
+            "features.json", b'{"a": 1}'
+        ),
+        "features.json: corrupt": changed("features.json", b"{"),
+        "classes 0 is not a positive integer": changed("features.json", b'{"classes": 0}'),
         "test.tfrecord: compressed": packed,
         "neither image (bytes) nor x": none,
-        "holds no train*.tfrecord": tmp_path,
+        "contains no train*.tfrecord": tmp_path,
     }
     for error, folder in cases.items():
         assert error in refusal("tfrecord", folder)
@@ -689,4 +703,4 @@ def test_prepared_data_sets_of_the_package_are_read_by_number(tmp_path: Path) ->
         f"tfds:unknown in {tmp_path} cannot be opened: Dataset unknown not found."
     )
     unprepared = refusal("tfds:later", tmp_path)
-    assert f"it is not prepared in {tmp_path}: run `tfds build later" in unprepared
+    assert f" is not prepared in {tmp_path}: run `tfds build later" in unprepared

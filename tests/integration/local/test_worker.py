@@ -167,7 +167,7 @@ def test_missing_rank_is_named(start: Start, tmp_path: Path) -> None:
     config = tf_config("worker", 0, worker=addresses)
     rank = start(tmp_path / "rank", variables={"TF_CONFIG": config, "TRAIN_START_TIMEOUT": "1"})
     assert rank.end() == 1
-    assert "TrainingError: not there within the start timeout: worker-1\n" in rank.said()
+    assert "TrainingError: did not join within the start timeout: worker-1\n" in rank.said()
 
 
 OTHER_DIGEST = """
@@ -222,7 +222,7 @@ def test_servers_begin_with_given_weights_and_told_to_end_the_chief_saves_and_is
     begin = f"--init-from={source}"
     ranks = start_all(start, tmp_path, "--epochs=2000", "--evaluate-every=0", begin)
     first = ranks["chief-0"].wait_for("training")
-    assert f"chief-0: 6 of 6 variables begin as in {source}\n" in ranks["chief-0"].said()
+    assert f"chief-0: 6 of 6 variables are initialized from {source}\n" in ranks["chief-0"].said()
     assert first["loss"] < 0.5  # at random it is 2.3
     gang = [rank for task, rank in ranks.items() if task != "evaluator-0"]
     for rank in gang:

@@ -122,10 +122,10 @@ def check_hosts_that_are_ruled_out(bed: Testbed, path: Path) -> None:
     assert [done.counts[host.name]["failed"] for host in bed.hosts] == [0, 1, 1]
     for text in (
         f"host-1 and host-2: Python 3.9.2 ({python}) is too old for the locked TensorFlow",
-        "host-1: /noexec cannot be written to: Permission denied",
+        "host-1: /noexec is not writable: Permission denied",
         "host-1: /noexec is mounted with noexec",
         "sudo mount -o remount,exec /noexec",
-        "host-2: the filesystem of /small has too little space for TensorFlow (cpu) (6",
+        "host-2: not enough space for TensorFlow (cpu) on the filesystem of /small (6",
     ):
         # As the hosts are examined, and at the end.
         assert done.shown.count(text) == 2, done.output

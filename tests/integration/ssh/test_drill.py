@@ -33,7 +33,7 @@ def test_ranks_are_killed_and_frozen() -> None:
         wait_until(lambda: processes.is_stopped(script.pid), "the freeze", timeout=5)
         faults.inject(faults.KILL, state, 1.0)
         assert script.wait() == -signal.SIGKILL
-    with pytest.raises(faults.FaultError, match="the rank does not run"):
+    with pytest.raises(faults.FaultError, match="the rank is not running"):
         faults.inject(faults.KILL, state, 1.0)
 
 
@@ -166,7 +166,7 @@ def test_faults_are_for_jobs_of_a_drill_only(local_lab: Labs) -> None:
     fault = {"train_job_fault": "kill", "train_job_fault_host": "worker0"}
     done = local_lab().playbook("fault.yml", train_job_id="night-1", **fault)
     assert done.returncode == 2
-    assert "night-1 is not a job of a drill" in done.stdout
+    assert "night-1 is not a drill job" in done.stdout
 
 
 def test_no_drill_beside_a_real_job(local_lab: Labs) -> None:
@@ -175,7 +175,7 @@ def test_no_drill_beside_a_real_job(local_lab: Labs) -> None:
     command.wait_for(training)
     done = train(*lab.words("drill", "--fault", "kill"))
     assert done.returncode == 2
-    assert "no drill alongside a real job: real on " in done.stderr
+    assert "the drill does not run alongside other jobs: real on " in done.stderr
     assert train(*lab.words("stop", "real")).returncode == 0
     command.end()
 
@@ -194,7 +194,8 @@ def test_no_drill_beside_a_job_of_another_user(local_lab: Labs, supervisor: Star
         done = train(*lab.words("drill", "--fault", "kill"))
     assert done.returncode == 2, done.stdout + done.stderr
     assert re.search(
-        r"no drill alongside another job: worker[01] is in use by worker-0", done.stderr
+        r"the drill does not run alongside other jobs: worker[01] is in use by worker-0",
+        done.stderr,
     )
     assert "job theirs (user uid 12001, since " in done.stderr
     assert not lab.runs_dir.exists(), "a job was started"

@@ -96,9 +96,9 @@ def test_a_full_disk(ssh_lab: Labs, testbed: Testbed) -> None:
 def test_out_of_memory(ssh_lab: Labs, testbed: Testbed) -> None:
     check(
         *(ssh_lab(worker=2), testbed, "eaten", ["worker-1"], "memory"),
-        "was killed by SIGKILL (signal 9) because its control group had no memory left",
+        "was killed by SIGKILL (signal 9) because its control group was out of memory",
         "what to do: lower the batch size",
-        "not started again: it has failed at step 5 in the same way twice",
+        "not restarted: it failed the same way twice at step 5",
         arguments=["--steps", "900", "--eat", "worker-1"],
         fault=faults.little_memory(testbed.hosts[1], 512),
         attempts=2,
@@ -123,7 +123,7 @@ def test_a_wrong_address(ssh_lab: Labs, testbed: Testbed) -> None:
     check(
         *(lab, testbed, "astray", ["worker-1"], "address"),
         f"cannot be reached at {wrong}:",
-        f"this is no address of its host, which has {testbed.hosts[1].address}",
+        f"this is not an address of its host, which has {testbed.hosts[1].address}",
         "what to do: set train_job_address",
         script=OWN,
         arguments=LONG,
@@ -136,7 +136,7 @@ def test_a_blocked_port(ssh_lab: Labs, testbed: Testbed) -> None:
     port = faults.host_variables(lab, "worker0")["train_job_port"]
     check(
         *(lab, testbed, "blocked", ["worker-0"], "blocked"),
-        f"listens on port {port}, but nobody reaches it",
+        f"listens on port {port}, but no other rank reaches it",
         "what to do: open the port",
         arguments=STANDS,
         fault=faults.dropping(testbed.hosts[0], f"tcp dport {port} drop"),

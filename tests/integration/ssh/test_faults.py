@@ -81,7 +81,7 @@ KINDS: dict[str, Fault | None] = {
     "host": Fault(
         to_host(faults.off),
         "unreachable|reboot",
-        "(is unreachable|ended when its host was restarted)",
+        "(is unreachable|ended when its host rebooted)",
     ),
     "stopped": Fault(sending("STOP"), "frozen", "is stopped by a signal or a debugger"),
     "paused": Fault(to_host(faults.paused), "unreachable", "is unreachable"),

@@ -123,4 +123,4 @@ def test_every_command_finds_a_job_by_its_machines(bed: Testbed, tmp_path: Path)
 
     kept = train(*third.words("clean", "--keep", "0"))
     assert "ended" in kept.stdout, kept.stdout + kept.stderr
-    assert "a job is kept for 10 minutes" in kept.stdout
+    assert "jobs are kept for 10 minutes" in kept.stdout

@@ -57,7 +57,11 @@ def test_values_of_python_and_yaml_that_json_does_not_know() -> None:
     }
     given = {"p": Path("/x"), "t": (1, 2.5), "d": datetime.date(2024, 1, 1), "n": None}
     assert plain_variables(given) == {"p": "/x", "t": [1, 2.5], "d": "2024-01-01", "n": None}
-    for wrong, words in ((object(), "of type object"), (b"\xff", "base64"), ("\udc80", "UTF-8")):
+    for wrong, words in (
+        (object(), "unsupported type object"),
+        (b"\xff", "base64"),
+        ("\udc80", "UTF-8"),
+    ):
         with pytest.raises(ValueError, match=f"train_job_x .*{words}"):
             plain_variables({"train_job_x": [wrong]})
 

@@ -67,9 +67,9 @@ def test_after_a_restart_all_ranks_are_shown_again(capsys: pytest.CaptureFixture
     display.result(replace(RESULT, attempts=2))
     rank = "worker-1 on b: training  epoch 20/30  step 219/330\n"
     assert capsys.readouterr().out == (
-        f"{rank}a host is unreachable\n"
-        f"attempt 1 ended: worker-1 was killed\nattempt 2 follows in 1 s\n{rank}"
-        "job j completed after 2 attempts: all ranks completed\n  accuracy: 0.9861\n"
+        f"{rank}a host is unreachable\nattempt 1 ended: worker-1 was killed\nattempt 2 "
+        f"starts in 1 s\n{rank}job j completed after 2 attempts: all ranks completed\n  "
+        "accuracy: 0.9861\n"
     )
 
 

@@ -43,7 +43,7 @@ def test_the_connection_is_kept_without_passwords(
     assert inventories.described(connection) == (
         "-i lab --user=train --private-key=/k --ask-become-pass"
     )
-    with pytest.raises(ValueError, match="passwords are not kept"):
+    with pytest.raises(ValueError, match="which are not stored"):
         inventories.options_for(tmp_path, None)
 
 

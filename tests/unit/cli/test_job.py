@@ -140,7 +140,7 @@ def is_as_before(folder: Path) -> bool:
 def test_a_restart_given_up_early_loses_nothing(follow: Follow, folder: Path, end: str) -> None:
     job, fake = follow(None)
     pump(job)
-    assert getattr(job, end)().message == "nothing had been started"
+    assert getattr(job, end)().message == "nothing was started"
     left = {path.name for path in folder.iterdir()}
     assert left >= {"manifest.json", "code.tar.gz", "variables.json"}
     assert fake.run == []
@@ -154,7 +154,7 @@ def test_what_was_taken_before_the_start_is_given_back(
     job, fake = follow(planned(code=None))
     fake.unending = True
     pump(job)
-    assert getattr(job, end)().message == "nothing had been started"
+    assert getattr(job, end)().message == "nothing was started"
     assert [name for name, _ in fake.run] == ["unstage.yml"]
     assert is_as_before(folder)
 
@@ -174,7 +174,7 @@ def test_a_playbook_that_was_killed_before_the_start_leaves_nothing_taken(
 def test_a_plan_that_is_undone_already_is_left_alone(follow: Follow, folder: Path) -> None:
     job, fake = follow(planned(code=None))  # the manifest is that of the first attempt
     pump(job)
-    assert job.leave().message == "nothing had been started"
+    assert job.leave().message == "nothing was started"
     assert fake.run == []
     assert (folder / "code.tar.gz").exists()
 
@@ -188,7 +188,7 @@ def test_a_job_that_was_stopped_while_it_waited_ends_as_stopped(
     pump(job)
     assert job.result is not None
     assert (job.result.state, fake.run) == ("stopped", [])
-    assert job.result.message == f"nothing had been started: the job {how}"
+    assert job.result.message == f"nothing was started: the job {how}"
 
 
 STOPPED: Any = {
@@ -254,7 +254,9 @@ def test_a_job_that_is_left_between_two_attempts_is_down(follow: Follow, folder:
     job, fake = follow(None)
     fake.outcome(0, down(folder))
     pump(job)
-    assert job.leave().message.startswith("it is down: attach to it to resume, with `")
+    assert job.leave().message.startswith(
+        "the job is between two attempts: attach to resume it with `"
+    )
     assert fake.run == []
 
 

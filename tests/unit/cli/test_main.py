@@ -31,33 +31,33 @@ def ended(words: list[str]) -> Any:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("run --script {here}/no.py", "there is no script {here}/no.py"),
-        ("run --include {here}/no.py", "there is no file or folder {here}/no.py"),
-        ("drill --limit worker1", "train drill: there is no option --limit"),
-        ("run --no-such-option", "train run: there is no option --no-such-option\n"),
-        ("logs j --tial=3", "train logs: there is no option --tial: did you mean --tail?"),
+        ("run --script {here}/no.py", "no such script: {here}/no.py"),
+        ("run --include {here}/no.py", "no such file or folder: {here}/no.py"),
+        ("drill --limit worker1", "train drill: unknown option --limit"),
+        ("run --no-such-option", "train run: unknown option --no-such-option\n"),
+        ("logs j --tial=3", "train logs: unknown option --tial: did you mean --tail?"),
         ("stop j k", "train stop: unexpected argument k\n"),
-        ("run -i {here}/nothing", "there is no inventory {here}/nothing"),
-        ("run -e noequals", "give NAME=VALUE"),
-        ("run --job a/b", "'a/b' is no job id"),
-        ("run -e train_job_id=a/b", "'a/b' is no job id"),
+        ("run -i {here}/nothing", "no such inventory: {here}/nothing"),
+        ("run -e noequals", "expected NAME=VALUE"),
+        ("run --job a/b", "'a/b' is not a valid job id"),
+        ("run -e train_job_id=a/b", "'a/b' is not a valid job id"),
         ("run --job a -e train_job_id=b", "two ids are given for the job: a, and train_job_id b"),
         ("stop a -e train_job_id=b", "two ids are given for the job: a, and train_job_id b"),
         ("run -e train_job_runs_dir=/etc/passwd", "/etc/passwd"),
         ("attach j -e train_job_runs_dir=/etc/passwd", "/etc/passwd"),
-        ("atach night-1", "there is no command atach: did you mean attach?"),
-        ("stop", "-m train list -e train_job_runs_dir={here}/runs` shows the jobs"),
-        ("restart nobody", "attach to it first with `"),
+        ("atach night-1", "unknown command atach: did you mean attach?"),
+        ("stop", "-m train list -e train_job_runs_dir={here}/runs` shows all jobs"),
+        ("restart nobody", "attach to the job first with `"),
         ("stop", "JOB"),
-        ("stop ''", "'' is no job id: use 1 to 64 letters"),
-        ("attach ''", "'' is no job id"),
-        ("compare a ../b", "'../b' is no job id"),
-        ("clean", "there is no limit to what is removed: give --older-than AGE or --keep N"),
-        ("clean --older-than 14", "'14' is no age: give a number with s, m, h, d or w"),
-        ("clean --keep -1", "the limit is 0 or more"),
-        ("clean --keep few", "the limit is 0 or more"),
-        ("status -- x", "status takes no arguments of a script"),
-        ("run x", "unknown argument x: put the script's after --"),
+        ("stop ''", "'' is not a valid job id: use 1 to 64 letters"),
+        ("attach ''", "'' is not a valid job id"),
+        ("compare a ../b", "'../b' is not a valid job id"),
+        ("clean", "nothing selected for removal: use --older-than AGE or --keep N"),
+        ("clean --older-than 14", "'14' is not an age: use a number with s, m, h, d or w"),
+        ("clean --keep -1", "is not a whole number of 0 or more"),
+        ("clean --keep few", "is not a whole number of 0 or more"),
+        ("status -- x", "status takes no script arguments"),
+        ("run x", "unknown argument x: put script arguments after --"),
     ],
 )
 def test_wrong_use_starts_nothing_and_leaves_nothing(
@@ -161,7 +161,7 @@ def test_what_became_of_a_rank_that_was_stopped() -> None:
     assert stop_line(REPORT) == "running -> stopped, 1 process ended, 1 left"
     absent = {**REPORT, "was": "absent"}
     assert stop_line(absent) == "no rank of the job"
-    assert stop_line({**absent, "given_back": 2}) == "no rank of the job, 2 leases given back"
+    assert stop_line({**absent, "given_back": 2}) == "no rank of the job, 2 leases released"
 
 
 def test_a_list_of_nothing_and_one_of_a_playbook_that_broke_off(
@@ -175,7 +175,7 @@ def test_a_list_of_nothing_and_one_of_a_playbook_that_broke_off(
     assert main(["list"]) == 1
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert "broke off:\n[ERROR]: no vault secrets found." in shown.err
+    assert "ansible-playbook failed:\n[ERROR]: no vault secrets found." in shown.err
 
 
 def test_a_row_is_well_where_nothing_went_wrong_and_nothing_is_left() -> None:

@@ -44,7 +44,7 @@ def test_hosts_with_the_same_message_are_named_together() -> None:
 def test_where_no_host_answers_only_the_logins_are_reported() -> None:
     hosts = ["node-1", "node-2"]
     lost = [ended("runner_on_unreachable", h, "rank_stage", msg=REFUSED.text) for h in hosts]
-    result = {"msg": "no host answered, and nothing was started", "nothing_answered": True}
+    result = {"msg": "no host answered; nothing was started", "nothing_answered": True}
     outcome = outcome_of(*lost, ended("runner_on_failed", "node-1", "gang_watch", **result))
     assert outcome.messages == [f"node-1 and node-2 are unreachable: {REFUSED.text}"]
 

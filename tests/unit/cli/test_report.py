@@ -39,21 +39,21 @@ def test_a_failed_job_is_shown_with_its_root_cause_and_log(folder: Path) -> None
     assert opened == [("worker-1", "20%\nlast line of worker-1")]
     assert "10%" not in text
     assert "/home/me/main.py --epochs 5" in text
-    assert "abc123, with changes that are not committed" in text
+    assert "abc123, with uncommitted changes" in text
     charts = charts_of(page)
     loss = charts["loss"]["traces"]
     assert [trace["name"] for trace in loss] == tasks
     assert (loss[0]["x"], loss[0]["y"]) == ([1, 2, 3], [1 / 2, 1 / 3, 1 / 4])
-    phases = [trace["name"] for trace in charts["What each rank did"]["traces"]]
+    phases = [trace["name"] for trace in charts["Activity of each rank"]["traces"]]
     assert phases == ["loading", "training", "failed"]
     for title, name, value in (
-        ("Cores that a rank used", "worker-0", 1.5),
+        ("Cores used by each rank", "worker-0", 1.5),
         ("Busy cores of a rank's host, %", "worker-0", 50.0),
         ("Busy GPUs, %", "worker-0, GPU 1", 80),
     ):
         trace = charts[title]["traces"][0]
         assert (trace["name"], trace["x"], trace["y"]) == (name, [5.0, 10.0], [value, value])
-    compute = charts["Where a step's time goes"]["traces"][0]
+    compute = charts["Time per step"]["traces"][0]
     assert (compute["name"], compute["x"]) == ("compute", [4.0, 4.0])
 
 
@@ -73,7 +73,7 @@ def test_a_restarted_job_with_fewer_workers_shows_each_attempt(folder: Path) -> 
     assert [trace["showlegend"] for trace in loss] == [True, False, True]
     assert len({trace["line"]["color"] for trace in loss}) == 2
     assert loss[1]["hovertemplate"].startswith("worker-1, attempt 1: ")
-    timeline = charts["What each rank did"]["layout"]
+    timeline = charts["Activity of each rank"]["layout"]
     assert timeline["yaxis"]["categoryarray"] == ["worker-0", "worker-1"]
     assert [(line["text"], line["x"]) for line in timeline["annotations"]] == [("attempt 2", 60.0)]
 
@@ -84,7 +84,7 @@ def test_a_job_without_a_result_or_progress_is_shown(folder: Path, state: str | 
     if state:
         write_attempt(folder, [], range(0), {"state": state, "message": "stopped by anna"})
     text = words_of(report.write(folder).read_text())
-    assert ("stopped by anna" if state else "has not ended, or was left") in text
+    assert ("stopped by anna" if state else "no result yet") in text
     assert "No rank has reported progress." in text
 
 
@@ -125,7 +125,7 @@ def test_report_of_a_job_and_of_none(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert shown_by(capsys, "report", "early", *runs) == (0, f"{tmp_path}/early/report.html\n")
     code, missing = shown_by(capsys, "report", "late", *runs)
     assert code == 2
-    assert "no job late here: attach to it first with `" in missing
+    assert "job late is not known on this control node: attach to it first with `" in missing
 
 
 def test_compare_prints_what_a_person_can_act_on(
@@ -148,7 +148,7 @@ def test_compare_prints_what_a_person_can_act_on(
     assert "| 5 ranks on n0, n1, n2 and 2 more\n" in shown
     assert len([line for line in shown.splitlines() if line.startswith("  hosts: ")]) == 1
     assert "reached 0.825: after 1.5 s | never" in shown
-    assert "--all shows them" in shown
+    assert "use --all to show them" in shown
     _, everything = shown_by(capsys, "compare", "one", "two", *where, "--all")
     assert "ranks.worker-4.port: - | 1004\n" in everything
 
@@ -165,19 +165,19 @@ def test_two_jobs_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str
     _, shown = shown_by(capsys, "compare", "one", "two", *where)
     assert "arguments: --epochs 5 | --epochs 9\n" in shown
     assert "script" not in shown
-    assert "loss: differs from step 3 on, 0.25 | 2.0" in shown
+    assert "loss: differs from step 3: 0.25 | 2.0" in shown
     assert "accuracy: 0.8333 | 0.8333 at the end; reached 0.825: after 1.5 s | after 1.5 s" in shown
     _, same = shown_by(capsys, "compare", "one", "one", *where)
-    assert "the same script, arguments, code, versions and hosts" in same
-    assert "loss: the same at all 5 steps" in same
+    assert "same script, arguments, code, versions and hosts" in same
+    assert "loss: identical at all 5 steps" in same
     html = ("compare", "one", "two", *where, "--html")
     assert shown_by(capsys, *html) == (0, f"{tmp_path}/one/compare-two.html\n")
     other = tmp_path / "mine.html"
     assert shown_by(capsys, *html, str(other)) == (0, f"{other}\n")
-    refused = f"python -m train compare: {tmp_path}: is a folder: name a file\n"
+    refused = f"python -m train compare: {tmp_path}: is a folder: pass the path of a file\n"
     assert shown_by(capsys, *html, str(tmp_path)) == (2, refused)
     page = other.read_text()
-    assert "loss: differs from step 3 on" in words_of(page)
+    assert "loss: differs from step 3" in words_of(page)
     assert "<td>arguments</td><td>--epochs 5</td><td>--epochs 9</td>" in page
     charts = charts_of(page)
     assert [trace["name"] for trace in charts["loss"]["traces"]] == ["one", "two"]

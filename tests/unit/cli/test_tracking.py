@@ -127,7 +127,8 @@ def deaf_server() -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    ("request_s", "limit", "said"), [("1", 60.0, "timed out"), ("30", 0.1, "not end within 0.1 s")]
+    ("request_s", "limit", "said"),
+    [("1", 60.0, "timed out"), ("30", 0.1, "not finish within 0.1 s")],
 )
 def test_a_server_that_does_not_answer_is_one_notice_and_ends_nothing(
     run_dir: Path,
@@ -160,6 +161,6 @@ def test_nothing_is_started_without_mlflow_or_with_a_wrong_uri(
     assert main.main([*words, "sqlite:///mlflow.db"]) == 2
     assert "pip install --require-hashes -r " in capsys.readouterr().err
     assert main.main([*words, "htp://u:hunter2@host"]) == 2
-    said = "--mlflow htp://***@host is no tracking URI: it begins with one"
+    said = "--mlflow htp://***@host is not a tracking URI: it must begin with one"
     assert said in capsys.readouterr().err
     assert not runs.exists()

@@ -44,7 +44,7 @@ DONE = {"phase": "done", "step": 3, "steps": 10}
         ([steps(*range(1, 10))], ""),  # records are written now and then
         ([steps(3, 6, of=11)], ""),
         ([[*steps(1, 2, 3), DONE], [*steps(1, 2, 3), DONE]], ""),  # it ends early on purpose
-        ([[*steps(1, 2, 3), DONE], steps(*range(1, 11))], "others went on to step 10"),
+        ([[*steps(1, 2, 3), DONE], steps(*range(1, 11))], "others continued to step 10"),
         # Early stopping of Keras: all together, at the end of an epoch.
         (2 * [steps(10, 20, of=100, epoch=2, epochs=10)], ""),
         (2 * [steps(10, 20, 25, of=100, epoch=3, epochs=10)], "after step 25 of 100"),
@@ -65,7 +65,7 @@ def test_epochs_of_keras_are_compared() -> None:
     assert not doubts.find([view("worker-0", *fit(1, 2, 3)), view("worker-1", *fit(1, 2, 3))])
     assert not doubts.find([view("worker-0", *fit(1, 2)), view("worker-1", *fit(1, 2, 3))])
     (found,) = doubts.find([view("worker-0", *fit(1)), view("worker-1", *fit(*range(1, 10)))])
-    assert "worker-0 (host-worker-0) ended after epoch 1 while others went on to epoch 9" in found
+    assert "worker-0 (host-worker-0) ended after epoch 1 while others continued to epoch 9" in found
 
 
 def test_a_loss_that_is_no_number() -> None:
@@ -82,7 +82,7 @@ def test_what_the_hosts_have_seen() -> None:
     assert at_work.startswith(f"the script of {both} ended while processes")
     assert "(python main.py)" in at_work
     assert not doubts.find([view(alone=False, at_work=[])])
-    reason = "made its last step 9 s ago and did not end (train_job_exit_timeout)"
+    reason = "made its last step 9 s ago and did not exit (train_job_exit_timeout)"
     (lingered,) = doubts.find([view(cause="lingered", reason=reason)])
     assert lingered.startswith(f"worker-0 (host-worker-0) {reason}")
 

@@ -121,12 +121,12 @@ def test_of_a_log_above_the_limit_the_first_and_the_last_part_are_kept(machine: 
     assert len(head) > 10_000
     assert data.endswith(newest)
     assert len(newest) > MIB // 4
-    assert b"18 MiB left out here: the whole log is " in told
+    assert b"18 MiB omitted here: the complete log is " in told
     assert told.endswith(f"host-a:{rank_dir}/stdout.log".encode())
     assert list(gang.views[0].tail)[-1] == (LINE % 199_999).decode().strip()
     (notice,) = machine.notices("left_out")
     assert notice in machine.said
-    assert "worker-0 (host-a): parts of its log are not fetched (train_job_log_limit_mb)" in notice
+    assert "worker-0 (host-a): parts of its log were not fetched (train_job_log_limit_mb)" in notice
 
 
 def test_a_watch_continues_a_copy_with_a_gap(machine: Machine) -> None:
@@ -148,7 +148,7 @@ def test_logs_shows_a_copy_with_a_gap(machine: Machine) -> None:
     logs = attempt._Logs(machine.targets, machine.run_dir, machine.poll, given, "busy")
     assert logs.fetch([0], growing=False)["lost"] == {}
     copy = machine.copy()
-    assert copy.count(b"left out here") == 1
+    assert copy.count(b"omitted here") == 1
     assert data.endswith(copy.partition(b" ...\n")[2])
     begin = len(data) - 500
     logs = attempt._Logs(machine.targets, machine.run_dir, machine.poll, given, "busy")
@@ -187,7 +187,7 @@ def test_what_a_host_has_freed_is_left_out(machine: Machine) -> None:
     told, _, newest = rest.partition(b" ...\n")
     assert head == data[: hole[0]]
     assert data[hole[1] :].endswith(newest)
-    assert b"left out here: its beginning and its newest part are kept in host-a:" in told
+    assert b"omitted here: its beginning and newest part are in host-a:" in told
 
 
 def test_the_last_lines_are_those_of_the_end_though_it_has_not_come(

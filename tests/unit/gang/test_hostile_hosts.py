@@ -117,9 +117,9 @@ FILE, LINK, DIR = tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE
         ([("model", LINK, "/tmp"), ("model/x", FILE, b"")], "neither a folder nor a file"),
         ([("model/../../x", FILE, b"x")], "is not in model or tensorboard"),
         ([("/model/x", FILE, b"x")], "is not in model or tensorboard"),
-        ([("model", FILE, b"x")], "model is neither a folder nor a file in one"),
-        ([("model/pipe", tarfile.FIFOTYPE, b"")], "neither a folder nor a file in one"),
-        ([("model/hard", tarfile.LNKTYPE, "../x")], "neither a folder nor a file in one"),
+        ([("model", FILE, b"x")], "model is neither a folder nor a file inside one"),
+        ([("model/pipe", tarfile.FIFOTYPE, b"")], "neither a folder nor a file inside one"),
+        ([("model/hard", tarfile.LNKTYPE, "../x")], "neither a folder nor a file inside one"),
         ([("model/large", FILE, b"x" * 3000)], "train_job_results_limit_mb"),
         ([("model/huge", FILE, 1 << 50)], "train_job_results_limit_mb"),
         ([(f"model/{n}", FILE, b"") for n in range(20)], "train_job_results_limit_files"),
@@ -201,7 +201,7 @@ def test_code_from_a_host_is_used_only_if_it_is_what_was_sent(tmp_path: Path) ->
     marker = tmp_path / "marker"
     archive, sha256 = code_archive(tmp_path, marker)
     tf_config = {"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}
-    with pytest.raises(PlanError, match="is not what the job was started with"):
+    with pytest.raises(PlanError, match="differs from the code that the job was started with"):
         staging.check_archive(archive, "0" * 64)
     staging.check_archive(archive, sha256)
     manifest: Any = {"script": str(staging.WORKER), "arguments": []}
@@ -230,10 +230,10 @@ def test_what_was_sent_is_fetched_from_the_first_host_that_has_it(tmp_path: Path
         return reattach.fetch_archive(play, dict.fromkeys(hosts, "/jobs"), here, sha256, 99)
 
     told = fetch(a=forged, b=OSError(f"gone{OSC}"), c=UnreachableError("no route"))
-    assert told[0] == f"{why}a: it is not what the job was started with"
+    assert told[0] == f"{why}a: it differs from the code that the job was started with"
     assert told[1].startswith(f"{why}b: gone")
     assert is_harmless(told)
-    assert "cannot be started again from here" in told[3]
+    assert "cannot be restarted from here" in told[3]
     assert list(here.parent.iterdir()) == []
     assert fetch(a=forged, b=sent, c=OSError("not asked")) == []
     assert list(here.parent.iterdir()) == [here]
@@ -291,14 +291,16 @@ def test_a_job_is_what_this_control_node_started_whatever_hosts_say() -> None:
     forged = a_manifest(7, entry="evil.py", code_sha256="b" * 64)
     chosen, warnings = choose({"node-0": a_manifest(), "node-1": forged}, a_manifest())
     assert chosen == a_manifest()
-    assert warnings == ["node-1 keeps another job of the id night: it is passed over"]
+    assert warnings == [
+        "ignoring the record of job night on node-1: it is another job with the same id"
+    ]
 
 
 def test_without_knowing_the_job_all_hosts_must_agree() -> None:
     chosen, _ = choose(dict.fromkeys(INVENTORY, a_manifest(2)))
     assert chosen["attempt"] == 2
     told = {"node-0": a_manifest(), "node-1": a_manifest(arguments=["--evil"])}
-    with pytest.raises(PlanError, match=r"agree on what job night is \(node-0, node-1\)"):
+    with pytest.raises(PlanError, match=r"have different records of job night \(node-0, node-1\)"):
         choose(told)
 
 
@@ -400,7 +402,7 @@ def test_what_is_right_passes() -> None:
     # One job that is described wrongly hides no other.
     assert reports.listing([{**LISTED, "job": "a", "size": "x"}, LISTED]) == (
         [LISTED],
-        ["job 'a' size is no integer from 0 to 9007199254740992"],
+        ["job 'a' size is not an integer from 0 to 9007199254740992"],
     )
     (seen, more) = reports.all_seen({**SEEN, "more": [SEEN]})
     assert seen["state"] == more["state"] == STATE
@@ -411,17 +413,17 @@ def test_what_is_right_passes() -> None:
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"port": 70_000}, "port is no integer from 1 to 65535"),
-        ({"python": "train"}, "python is no absolute path"),
+        ({"port": 70_000}, "port is not an integer from 1 to 65535"),
+        ({"python": "train"}, "python is not an absolute path"),
         ({"gpus": [{"index": 0, "uuid": "GPU-1"}]}, "gpus has no instances"),
         ({"gpus_busy": {"GPU-1": {"why": "x"}}}, "gpus_busy has no remedy"),
         (
             {"environment": {**ENVIRONMENT, "package_environments": ["../x"]}},
-            "is not the name of an",
+            "is not a valid environment",
         ),
-        ({"environment": {**ENVIRONMENT, "python_series": "3"}}, "is not a version of Python"),
-        ({"environment": {**ENVIRONMENT, "root": "venv"}}, "root is no absolute path"),
-        ({"missing_modules": ["x"] * 2000}, "missing_modules is no list of at most 1000"),
+        ({"environment": {**ENVIRONMENT, "python_series": "3"}}, "is not a Python version"),
+        ({"environment": {**ENVIRONMENT, "root": "venv"}}, "root is not an absolute path"),
+        ({"missing_modules": ["x"] * 2000}, "missing_modules is not a list of at most 1000"),
     ],
 )
 def test_facts_that_cannot_be(changed: dict[str, Any], why: str) -> None:
@@ -437,7 +439,7 @@ def test_a_job_without_any_rank_of_its_own_hides_no_other() -> None:
 
 @pytest.mark.parametrize("task", ["../../x", "worker-0/../../x", "worker-x", "", "worker--1"])
 def test_a_task_that_is_none_never_becomes_a_path(task: str) -> None:
-    with pytest.raises(reports.ReportError, match="task is no task such as worker-0"):
+    with pytest.raises(reports.ReportError, match="task is not a task such as worker-0"):
         reports.rank({**RANK, "task": task})
 
 

@@ -78,12 +78,14 @@ def test_values_as_people_write_them(name: str, value: Any) -> None:
 
 def test_a_name_that_the_role_does_not_have() -> None:
     refused = message_of(a=variables.Given(["train_job_prot"], {}, {}, ({}, []), []))
-    assert "there is no variable train_job_prot: did you mean train_job_" in refused
+    assert "unknown variable train_job_prot: did you mean train_job_" in refused
 
 
 def test_what_holds_for_the_gang_is_the_same_on_all_hosts() -> None:
     refused = message_of(a=given(train_job_seed=0), b=given(train_job_seed=5), c=given())
-    assert "train_job_seed holds for the whole gang, and differs between its hosts" in refused
+    assert (
+        "train_job_seed must be the same for the whole gang, but differs between hosts" in refused
+    )
     assert "0 on a (hosts.yml:4); 5 on b (hosts.yml:4)" in refused
     secret = given(train_job_notify_webhook="https://a/secret")
     refused = message_of(a=secret, b=given(train_job_notify_webhook="https://b/secret"))

@@ -128,7 +128,7 @@ def test_a_webhook_that_refuses_is_named_by_its_host_alone(
     assert TOKEN not in log
 
 
-NO_URL = "train_job_notify_webhook is no URL such as https://HOST/PATH"
+NO_URL = "train_job_notify_webhook is not a valid URL such as https://HOST/PATH"
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_what_never_ends_is_left_behind(payload: Payload, monkeypatch: pytest.Mo
     monkeypatch.setattr(notify, "LIMIT", 0.2)
     (trouble,) = notify.deliver("true", "https://example.org", payload())
     forever.set()
-    assert trouble == "train_job_notify_webhook did not end within 0.2 s"
+    assert trouble == "train_job_notify_webhook did not finish within 0.2 s"
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_a_command_that_does_not_end_is_ended_with_its_children(
 ) -> None:
     monkeypatch.setattr(notify, "TIMEOUT", 1.0)
     warning = notify.run_command(f"sleep 600 & echo $! > {tmp_path}/pid; wait", payload())
-    assert warning == "train_job_notify_command did not end within 1 s"
+    assert warning == "train_job_notify_command did not finish within 1 s"
     cmdline = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/cmdline")
     wait_until(lambda: not cmdline.exists() or not cmdline.read_bytes(), cmdline)
 

@@ -143,7 +143,7 @@ def test_a_rank_that_accuses_one_which_others_reach_is_cut_off_itself() -> None:
     found = who_lost_contact(gang, [accuser], {("worker-2", "worker-0")}, set())
     assert found is not None
     assert found.view is accuser
-    assert found.reason == "lost contact with worker-0, which worker-2 still reached"
+    assert found.reason == "lost contact with worker-0, which worker-2 could still reach"
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -296,28 +296,23 @@ BOTH: dict[str, Any] = {"reached": {**OUT["reached"], "worker-2": "open"}}
             [NOT_1, {}],
             "worker-1",
             cause_names.BLOCKED,
-            "nobody reaches it at 10.0.0.2:12345 (worker-0",
+            "no other rank reaches it at 10.0.0.2:12345 (worker-0",
         ),
-        ([{}, {}, NOT_1], "worker-1", cause_names.NETWORK, "by all ranks (worker-2: timeout)"),
+        ([{}, {}, NOT_1], "worker-1", cause_names.NETWORK, "by some ranks (worker-2: timeout)"),
         (
             [BOTH, BOTH, {}],
             None,
             cause_names.NETWORK,
-            "worker-0 and worker-1 do not reach each other",
+            "worker-0 and worker-1 cannot reach each other",
         ),
-        (
-            [{}, OUT, {}],
-            "worker-1",
-            cause_names.NETWORK,
-            "does not reach worker-0, worker-2, which",
-        ),
+        ([{}, OUT, {}], "worker-1", cause_names.NETWORK, "cannot reach worker-0, worker-2, which"),
         (
             [NOT_1, OUT, NOT_1],
             "worker-1",
             cause_names.NETWORK,
-            "is cut off: it does not reach worker-0",
+            "is cut off: it cannot reach worker-0",
         ),
-        ([OUT, OUT, OUT], "worker-0", cause_names.BLOCKED, "nobody reaches it"),
+        ([OUT, OUT, OUT], "worker-0", cause_names.BLOCKED, "no other rank reaches it"),
         ([{"proxy": "http_proxy"}, {}], "worker-0", cause_names.PROXY, "because of http_proxy"),
     ],
 )
@@ -379,7 +374,7 @@ def ended(cause: str, code: int | None = None, reason: str = "", step: int | Non
 def test_worth_another_try(failed: Failure, again: bool) -> None:
     why = why_not_again(failed, None, 0, 3)
     assert (not why) is again
-    assert why in ("", "it would fail in the same way again")
+    assert why in ("", "it would fail the same way again")
 
 
 def test_the_page_says_of_every_cause_whether_it_is_tried_again() -> None:
@@ -395,8 +390,8 @@ def test_the_page_says_of_every_cause_whether_it_is_tried_again() -> None:
 def test_a_package_that_is_missing_is_named() -> None:
     reason = "exited with code 1: ModuleNotFoundError: No module named 'pandas.core'"
     assert ended(ends.EXIT, 1, reason).remedy == (
-        "write pandas into requirements.txt next to the script and add --requirements, or pass "
-        "your own module with --include"
+        "add pandas to requirements.txt next to the script and pass --requirements, or "
+        "pass your own module with --include"
     )
     assert ended(ends.EXIT, 1, "exited with code 1: KeyError").remedy.startswith("fix the script")
 
@@ -417,7 +412,7 @@ def test_the_scripts_own_package_is_found_on_the_control_node(tmp_path: Path) ->
     path = tmp_path / "helpers.py"
     assert missing("helpers", str(script)) == f"pass your own package with --include {path}"
     elsewhere = missing("helpers", "/elsewhere/trainer/task.py")
-    assert elsewhere.startswith("write helpers into requirements.txt")
+    assert elsewhere.startswith("add helpers to requirements.txt")
 
 
 #: A message of each fault, in order, and words of its remedy.
@@ -427,26 +422,26 @@ FAULTS = [
         "likely due to a circular import)",
         "rename that file",
     ),
-    ("ModuleNotFoundError: No module named 'horovod'", "not of horovod"),
+    ("ModuleNotFoundError: No module named 'horovod'", "tf.distribute, not horovod"),
     ("ModuleNotFoundError: No module named 'tensorflow.examples'", "has no such module"),
     ("ModuleNotFoundError: No module named 'tensorflow.keras.wrappers'", "train_job_keras"),
     ("ModuleNotFoundError: No module named 'tensorflow'", "run `<suggest setup tags=tensorflow>`"),
     ("ImportError: cannot import name 'np_utils' from 'keras.utils' (/v/keras)", "no such name"),
     (
         "AttributeError: module 'tensorflow' has no attribute 'Session'. Did you mean: 'version'?",
-        "has no Session: the script was written for another version",
+        "has no Session: the script was written for a different version",
     ),
     (
         "RuntimeError: Collective ops must be configured at program startup",
-        "make the strategy first",
+        "create the strategy first",
     ),
     (
         "tensorflow.python.framework.errors_impl.AbortedError: /job:worker/replica:0/task:0 "
         "unexpectedly tried to connect with a different incarnation. It has likely restarted.",
         "several processes claim to be the same rank",
     ),
-    ("ValueError: Attempt to convert a value (PerReplica:{", "leave train_job_keras at 2"),
-    ("KeyError: 'evaluator'", "make no strategy of several workers in the evaluator"),
+    ("ValueError: Attempt to convert a value (PerReplica:{", "keep train_job_keras at 2"),
+    ("KeyError: 'evaluator'", "do not create a multi-worker strategy in the evaluator"),
     (
         "tensorflow.python.framework.errors_impl.UnknownError: Could not start gRPC server",
         "end the process that holds the port",
@@ -636,12 +631,12 @@ def test_earlier_attempts_are_listed(tmp_path: Path) -> None:
 
 def test_the_same_step_twice_is_the_jobs_own_fault() -> None:
     killed = ended(ends.MEMORY, -9)
-    assert why_not_again(killed, killed, 1, 3) == "it has failed at step 40 in the same way twice"
+    assert why_not_again(killed, killed, 1, 3) == "it failed the same way twice at step 40"
     assert why_not_again(killed, ended(ends.MEMORY, -9, step=20), 1, 3) == ""
     failed = ended(ends.INTERNAL)
-    assert "at step 40 in the same way twice" in why_not_again(failed, failed, 1, 3)
+    assert "the same way twice at step 40" in why_not_again(failed, failed, 1, 3)
     crashed = ended(ends.SIGNAL, -11, step=None)
-    assert "at the start in the same way twice" in why_not_again(crashed, crashed, 1, 3)
+    assert "the same way twice at the start" in why_not_again(crashed, crashed, 1, 3)
 
 
 def test_a_network_that_fails_twice_at_one_step_is_the_jobs_own_fault_if_all_hosts_answer() -> None:
@@ -652,7 +647,7 @@ def test_a_network_that_fails_twice_at_one_step_is_the_jobs_own_fault_if_all_hos
         result["ranks"] = [{"reason": "", "exit_code": 1, **known} for known in (first, second)]
         return causes.failure_of(result)
 
-    assert "at step 12 in the same way twice" in why_not_again(failed(), failed(), 1, 3)
+    assert "the same way twice at step 12" in why_not_again(failed(), failed(), 1, 3)
     assert why_not_again(failed(phase="running", cause=None), failed(), 1, 3) == ""
     assert why_not_again(failed(phase="failed", cause=None), failed(), 1, 3) == ""
 
@@ -664,4 +659,4 @@ def test_what_comes_from_outside_may_hit_the_same_step_twice() -> None:
 
 def test_the_limit_is_told() -> None:
     told = why_not_again(ended(ends.SIGNAL, -9), None, 3, 3)
-    assert told == "it was started again 3 times, the limit is 3 (train_job_max_restarts)"
+    assert told == "it was restarted 3 times, the limit is 3 (train_job_max_restarts)"

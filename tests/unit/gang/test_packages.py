@@ -99,7 +99,7 @@ def test_the_same_file_gives_the_same_packages_until_it_changes(lab: Lab) -> Non
     [
         (
             "alpha\nnumpy==1.23.5",
-            "line 4 asks for numpy==1.23.5, and the environment of TensorFlow",
+            "line 4 requires numpy==1.23.5, but the environment of TensorFlow",
         ),
         ("numpy<2.1", "has numpy 2.2.0"),
         ("keras<3", "has keras 3.15.1"),
@@ -109,7 +109,7 @@ def test_the_same_file_gives_the_same_packages_until_it_changes(lab: Lab) -> Non
         ("nowhere", "nowhere was not found"),
         ("alpha==9", "there is no version of alpha==9"),
         ("-c limits.txt\nalpha", "you require alpha<1"),
-        ("compiled", "compiled 1.0 has no wheel for Python 3.13 of node-3.13"),
+        ("compiled", "compiled 1.0 has no wheel for Python 3.13 on node-3.13"),
     ],
 )
 def test_a_contradiction_is_one_message_with_a_way_out(lab: Lab, text: str, message: str) -> None:
@@ -137,18 +137,18 @@ def test_extras_are_resolved(lab: Lab) -> None:
         ("git+https://me:secret@host/x", "git+https://***@host/x has no hash"),
         ("x @ git+https://host/x@main", "has no hash"),
         ("x @ https://host/x-1-py3-none-any.whl", "has no hash"),
-        ("./x.whl", "is a path of this control node"),
-        ("dist/x-1.0.tar.gz", "is a path of this control node"),
-        ("-e .", "would install a folder of this control node in place"),
-        ("--editable=../lib", "would install a folder of this control node in place"),
+        ("./x.whl", "is a path on this control node"),
+        ("dist/x-1.0.tar.gz", "is a path on this control node"),
+        ("-e .", "would be an editable install of a folder on this control node"),
+        ("--editable=../lib", "would be an editable install of a folder on this control node"),
         ("--install-option=x", "the option --install-option is not supported"),
         ("foo bar", "is not a requirement such as pandas>=2.1"),
         ("pandas=>2", "is not a requirement such as pandas>=2.1"),
         ("pip install pandas", "is not a requirement such as pandas>=2.1"),
         ("alpha \\", "ends in a backslash"),
-        ("-r missing.txt", "there is no file"),
-        ("-r requirements.txt", "names itself"),
-        ("# nothing", "asks for no package"),
+        ("-r missing.txt", "no such file"),
+        ("-r requirements.txt", "includes itself"),
+        ("# nothing", "lists no packages"),
     ],
 )
 def test_what_cannot_be_taken_is_refused_by_line(lab: Lab, text: str, reason: str) -> None:
@@ -183,7 +183,7 @@ def test_files_that_are_named_are_read_with_their_own_places(lab: Lab) -> None:
     [
         ('[project]\ndependencies = ["alpha>1", "beta"]', ""),
         ('[project]\ndynamic = ["dependencies"]', "has dynamic dependencies"),
-        ("[tool.poetry]\n", "has no list [project] dependencies"),
+        ("[tool.poetry]\n", "has no [project] dependencies list"),
         ("[project\n", "is not valid TOML"),
     ],
 )
@@ -205,7 +205,7 @@ def test_the_file_next_to_the_script(tmp_path: Path) -> None:
     assert requested.find("auto", tmp_path).name == "pyproject.toml"
     (tmp_path / "requirements.txt").write_text("alpha\n")
     assert requested.find("auto", tmp_path).name == "requirements.txt"
-    with pytest.raises(PlanError, match="there is no file /nowhere"):
+    with pytest.raises(PlanError, match="no such file: /nowhere"):
         requested.find("/nowhere", tmp_path)
 
 

@@ -56,13 +56,13 @@ def test_a_rank_alone_opens_no_port() -> None:
     assert plan.plan_ranks({"worker": ["a"]}, HOSTS)[0]["port"] is None
 
 
-SAME_PORT = "b and c are two ranks with one address and port"
+SAME_PORT = "b and c have the same address and port"
 
 
 @pytest.mark.parametrize(
     ("groups", "changes", "message"),
     [
-        ({"ps": ["a"]}, {}, "no host in the groups chief and worker"),
+        ({"ps": ["a"]}, {}, "groups chief and worker are empty"),
         ({"chief": ["a", "b"], "worker": ["c"]}, {}, "at most one chief"),
         ({"worker": ["a"], "evaluator": ["b", "c"]}, {}, "at most one evaluator"),
         ({"worker": ["a", "b"], "chief": ["a"]}, {}, "host a is in the groups chief and worker"),
@@ -113,7 +113,7 @@ def test_who_takes_part(groups: Groups, missing: str, given: dict[str, Any], hos
     [
         (NO_SPARE, "b", 0, f"b: {AWAY}: 2 of 3 workers are left, the limit is all 3"),
         (NO_SPARE, "bc", 2, "1 of 3 workers are left, the limit is 2 or more"),
-        (NAMED, "p", 1, f"p: {AWAY}: there is no spare host for a parameter server"),
+        (NAMED, "p", 1, f"p: {AWAY}: no spare host is available for a parameter server"),
         (NAMED, "e", 0, "set train_job_min_workers to continue without an evaluator"),
     ],
 )
@@ -127,8 +127,8 @@ def test_a_machine_under_two_names_is_warned_of() -> None:
     reached = {name: f"{address} port 22" for name, address in addresses.items()}
     (warning,) = aliases({name: name[0] for name in addresses}, reached)
     names = "(10.0.0.2 port 22, gpu2 port 22)"
-    assert warning.startswith(f"b and b2 are one machine under 2 names {names}, ")
-    assert warning.endswith("give them the same ansible_host and ansible_port")
+    assert warning.startswith(f"b and b2 are the same machine under 2 names {names}, ")
+    assert warning.endswith("set the same ansible_host and ansible_port")
 
 
 def write(path: Path, text: str = "") -> Path:
@@ -166,8 +166,8 @@ def test_a_module_is_run_in_the_folder_of_its_package(tmp_path: Path) -> None:
         assert script.words == ["-m", module]
     for folder, module, refusal in (
         (tmp_path, "trainer.deep", r"neither trainer/deep\.py nor trainer/deep/__main__\.py"),
-        (tmp_path, "trainer/task.py", "is not the name of a module"),
-        (tmp_path, "trainer..task", "is not the name of a module"),
+        (tmp_path, "trainer/task.py", "is not a module name"),
+        (tmp_path, "trainer..task", "is not a module name"),
         (tmp_path / "trainer/task.py", "trainer.task", "is not a directory"),
     ):
         with pytest.raises(PlanError, match=refusal):
@@ -177,17 +177,17 @@ def test_a_module_is_run_in_the_folder_of_its_package(tmp_path: Path) -> None:
 def test_scripts_that_cannot_be_staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "project"
     folder.mkdir()
-    with pytest.raises(PlanError, match=r"holds 0 Python files and no main\.py"):
+    with pytest.raises(PlanError, match=r"contains 0 Python files but no main\.py"):
         staging.find_script(str(folder))
     for name in ("a.py", "b.py"):
         write(folder / name)
-    with pytest.raises(PlanError, match=r"2 Python files and no main\.py"):
+    with pytest.raises(PlanError, match=r"2 Python files but no main\.py"):
         staging.find_script(str(folder))
     monkeypatch.setenv("HOME", str(folder))
-    with pytest.raises(PlanError, match="move it to a directory of its own"):
+    with pytest.raises(PlanError, match="move the script to its own directory"):
         staging.find_script(str(folder / "a.py"))
     (folder / "big.bin").write_bytes(b"0" * 2**21)
-    with pytest.raises(PlanError, match=r"comes to 2 MiB, the limit is 1 MiB .*big.bin"):
+    with pytest.raises(PlanError, match=r"is 2 MiB, the limit is 1 MiB .*big.bin"):
         staging.code_files(folder, limit_mb=1)
 
 
@@ -219,18 +219,21 @@ def test_files_that_cannot_be_included(tmp_path: Path, monkeypatch: pytest.Monke
     (other / "big.bin").write_bytes(b"0" * 2**21)
     monkeypatch.setenv("HOME", str(other))
     for names, message in [
-        (["/nowhere/model.py"], "there is no file or folder /nowhere/model.py: --include and"),
-        (["~"], f"{other} is not to be included as a whole"),
-        (["/"], "/ is not to be included as a whole"),
-        ([str(tmp_path)], f"{tmp_path} is not to be included as a whole"),
+        (
+            ["/nowhere/model.py"],
+            "no such file or folder: /nowhere/model.py",
+        ),
+        (["~"], f"{other} cannot be included as a whole"),
+        (["/"], "/ cannot be included as a whole"),
+        ([str(tmp_path)], f"{tmp_path} cannot be included as a whole"),
         (["~/project", str(folder)], "would both be staged as project"),
     ]:
         with pytest.raises(PlanError, match=re.escape(message)):
             staging.find_includes(names)
     for name, message in [
-        ("main.py", f"main.py: the script's folder {folder} is staged with something of that name"),
-        ("empty", "holds no file to stage"),
-        ("big.bin", "with what is included comes to 2 MiB, the limit is 1 MiB"),
+        ("main.py", f"main.py: the script's folder {folder} already has an entry with that name"),
+        ("empty", "contains no files to copy"),
+        ("big.bin", "with the included files is 2 MiB, the limit is 1 MiB"),
     ]:
         with pytest.raises(PlanError, match=re.escape(message)):
             staging.code_files(folder, staging.find_includes(f"~/{name}"), limit_mb=1)

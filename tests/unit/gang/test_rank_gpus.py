@@ -79,19 +79,35 @@ def test_the_gpus_of_a_machine_are_shared(
 
 
 REFUSED: list[tuple[dict[str, Any], int, str]] = [
-    ({"b": [4]}, 4, "b names GPU 4, which does not exist: its machine has 4 GPUs, 0, 1, 2, 3 (nv"),
-    ({"a": ["GPU-x"]}, 1, "of a names GPU GPU-x, which does not exist: its machine has 1 GPU, 0 ("),
-    ({"a": [0]}, 0, "of a names GPU 0, which does not exist: its machine has 0 GPUs (nvidia"),
-    ({"a": [0, 1], "b": [1]}, 4, "a names GPU 1, and b names GPU 1 on the same machine: a GPU"),
-    ({"a": [0], "b": [UUIDS[0]]}, 4, "a names GPU 0, and b names GPU 0 on the same machine"),
-    ({"a": [2, "2"]}, 4, "a names GPU 2 twice"),
-    ({"a": [0], "b": [MIG[1]]}, 1, f"a names GPU 0, and b names {MIG[1]} of GPU 0 on the same"),
-    ({}, 1, "a, b: 2 ranks of one machine would need a GPU, and it has 1 GPU: set"),
-    ({"c": [1, 2]}, 3, "a, b: 2 ranks of one machine would need a GPU, and it has 3 GPUs, of wh"),
-    ({"a": [0, 1]}, 2, "b: 1 rank of one machine would need a GPU, and it has 2 GPUs, of"),
-    ({"a": "0,1"}, 4, "train_job_gpus of a is '0,1': it takes auto, none, or a list of indices or"),
+    (
+        {"b": [4]},
+        4,
+        "b contains GPU 4, which does not exist: its machine has 4 GPUs, 0, 1, 2, 3 (nv",
+    ),
+    (
+        {"a": ["GPU-x"]},
+        1,
+        "of a contains GPU GPU-x, which does not exist: its machine has 1 GPU, 0 (",
+    ),
+    ({"a": [0]}, 0, "of a contains GPU 0, which does not exist: its machine has 0 GPUs (nvidia"),
+    (
+        {"a": [0, 1], "b": [1]},
+        4,
+        "a requests GPU 1, and b requests GPU 1 on the same machine, but a",
+    ),
+    ({"a": [0], "b": [UUIDS[0]]}, 4, "a requests GPU 0, and b requests GPU 0 on the same machine"),
+    ({"a": [2, "2"]}, 4, "a lists GPU 2 twice"),
+    (
+        {"a": [0], "b": [MIG[1]]},
+        1,
+        f"a requests GPU 0, and b requests {MIG[1]} of GPU 0 on the same",
+    ),
+    ({}, 1, "a, b: not enough GPUs for 2 ranks on one machine, which has 1 GPU: set"),
+    ({"c": [1, 2]}, 3, "a, b: not enough GPUs for 2 ranks on one machine, which has 3 GPUs, 2 of"),
+    ({"a": [0, 1]}, 2, "b: not enough GPUs for 1 rank on one machine, which has 2 GPUs, 2 of"),
+    ({"a": "0,1"}, 4, "train_job_gpus of a is '0,1': use auto, none, or a list of indices or"),
     ({"a": [True]}, 4, "train_job_gpus of a is [True]"),
-    ({"a": 1}, 4, "train_job_gpus of a is 1: it takes"),
+    ({"a": 1}, 4, "train_job_gpus of a is 1: use"),
 ]
 
 

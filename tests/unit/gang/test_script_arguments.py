@@ -32,8 +32,8 @@ def test_arguments_from_a_string_and_a_list(value: Any, words: list[str]) -> Non
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("--a 'b", "cannot be split as a shell does (No closing quotation)"),
-        ("--a \\", "cannot be split as a shell does (No escaped character)"),
+        ("--a 'b", "cannot be split like a shell command (No closing quotation)"),
+        ("--a \\", "cannot be split like a shell command (No escaped character)"),
         ({"a": "b"}, 'is a dictionary, {"a": "b"}, expected a list or a string'),
         (5, "is a whole number, 5, expected a list or a string"),
         (True, "is a boolean, true, expected a list or a string"),

@@ -53,7 +53,7 @@ def test_numbers_and_dates_become_text_as_they_were_written(
         ({"a": 1}, "a dictionary"),
         (b"x", "binary data"),
         ({"x"}, "a set"),
-        ("a\0b", "a text with a NUL character"),
+        ("a\0b", "text with a NUL character"),
     ],
 )
 def test_what_is_no_text_is_refused_by_name(value: Any, kind: str) -> None:

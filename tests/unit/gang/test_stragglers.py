@@ -157,10 +157,10 @@ def test_an_exchange_that_becomes_slow_is_of_nobody() -> None:
     told, *again = run.go(60, transfer=60.0, facts=facts)
     assert (told.task, told.host, told.cause) == (None, None, "network")
     assert [found.cause for found in again] in ([], ["network"])  # at most once more
-    assert "none computes longer: the network, or hosts that are busy" in told.text
-    assert "the host of worker-2 (host-2) had to send 4.0% of its TCP segments again" in told.text
+    assert "none computes longer: the network is slow, or hosts are busy" in told.text
+    assert "the host of worker-2 (host-2) retransmitted 4.0% of its TCP segments" in told.text
     [over] = run.go(60, transfer=10.0, facts=facts)
-    assert over.text == "the exchange is as fast again as it was"
+    assert over.text == "the exchange is as fast as before again"
 
 
 # ---------------------------------------------------------------------------------- by hosts
@@ -172,23 +172,22 @@ EVIDENCE: dict[str, tuple[dict[str, Any], str]] = {
         {"quota_cores": 0.5, "periods": 10, "throttled": 8},
         "the CPU limit of its control group (0.5 cores) was used up in 80% of the time slices",
     ),
-    "heat": ({"thermal": 2, "mhz": 3100}, "its processors slowed down for heat 40 times"),
+    "heat": ({"thermal": 2, "mhz": 3100}, "its processors were thermally throttled 40 times"),
     "clock": ({"mhz": 1200}, "its cores run at 1200 MHz, the others' at 3000"),
-    "stopped": ({"stopped": True}, "it was stopped by a signal at 21 of 21 readings"),
-    "steal": ({"steal_s": 0.8}, "the hypervisor gave 0.8 of its 4 cores to others"),
+    "stopped": ({"stopped": True}, "it was stopped by a signal in 21 of 21 samples"),
+    "steal": ({"steal_s": 0.8}, "the hypervisor gave 0.8 of its 4 cores to other machines"),
     "others": (
         {"cpu_s": 0.5, "wait_s": 0.5, "busy_s": 3.9, "nice": 10},
-        "its threads waited for a core 50% of the time that they wanted one, while processes of no "
-        "rank used 3.4 of 4 cores, at nice 10",
+        "its threads spent 50% of their runnable time waiting for a core, while other "
+        "processes used 3.4 of 4 cores, at nice 10",
     ),
     "gpu-heat": (
         {"gpus": [{**GPU, "mhz": 345, "reasons": 0x40}]},
-        "the clock of GPU 0 is held down by heat or its power supply: 345 MHz of 1980, the others' "
-        "1980",
+        "the clock of GPU 0 is throttled by heat or its power supply: 345 MHz of 1980, others 1980",
     ),
     "gpu-power": (
         {"gpus": [{**GPU, "mhz": 1200, "reasons": 0x4}]},
-        "the clock of GPU 0 is held down by its power limit: 1200 MHz of 1980, the others' 1980",
+        "the clock of GPU 0 is throttled by its power limit: 1200 MHz of 1980, others 1980",
     ),
 }
 COMMON: dict[str, Any] = {"mhz": 3000, "gpus": [GPU], "periods": 10, "throttled": 0, "thermal": 0}
@@ -209,7 +208,7 @@ def test_what_the_host_says_is_the_evidence(own: dict[str, Any], text: str) -> N
     begun = re.sub(r"\d+", "N", f"worker-1 (host-1) may be the slowest rank: {text}; its script")
     assert re.sub(r"\d+", "N", alone.text).startswith(begun)
     [over] = run.go(40, facts=dict.fromkeys(run.tasks, COMMON), times=False)
-    assert over.text == "worker-1 (host-1): nothing holds its processors back any more"
+    assert over.text == "worker-1 (host-1): its processors are no longer slowed down"
 
 
 def test_what_holds_back_all_alike_is_no_evidence_against_one() -> None:
@@ -224,4 +223,4 @@ def test_ranks_of_one_machine_are_no_foreign_processes() -> None:
     own = {"cpu_s": 0.9, "wait_s": 0.02, "busy_s": 2.0, "machine": "one"}
     facts = {"worker-0": own, "worker-1": {**own, "wait_s": 0.9}}
     [found] = Run(2).go(40, slow("worker-1", compute_ms=39.0), facts=facts)
-    assert found.evidence == ["its threads waited for a core 50% of the time that they wanted one"]
+    assert found.evidence == ["its threads spent 50% of their runnable time waiting for a core"]

@@ -88,20 +88,32 @@ def judged(changed: dict[str, Any], roles: Any = suitability.ROLES, **values: An
         ({"bits": 32}, {}, "python-build", "32-bit", "uv python install"),
         ({"has_venv": False}, ALONE, "no-venv", "module venv", "apt-get install python3"),
         (
-            {"python_error": "there is no program python3.12", "glibc": ""},
+            {"python_error": "no such program: python3.12", "glibc": ""},
             {"tensorflow_python": "python3.12"},
             "no-python",
-            "there is no program python3.12",
+            "no such program: python3.12",
             "uv python install",
         ),
         ({"obstacle": "/home/train/train"}, {}, "obstacle", "in the way", "move it away"),
-        (DENIED, {}, "not-writable", "/home/train cannot be written to: Perm", "ls -ld /home"),
+        (DENIED, {}, "not-writable", "/home/train is not writable: Perm", "ls -ld /home"),
         ({**DENIED, "mount_options": "ro"}, {}, "not-writable", "", "mount -o remount,rw /"),
         ({"is_noexec": True}, {}, "noexec", "mounted with noexec", "mount -o remount,exec /"),
         ({"is_noexec": True}, {}, "noexec", "", "set tensorflow_root"),
-        ({"free_mb": 2_399}, {}, "no-space", "(2399 MB are free)", "df -h /home/train"),
-        ({"free_mb": 10_000, "nvidia": "driver"}, {}, "no-space", "TensorFlow (gpu)", "free some"),
-        ({"free_mb": 10_000, "nvidia": "device"}, {}, "no-space", "TensorFlow (gpu)", "free some"),
+        ({"free_mb": 2_399}, {}, "no-space", "(2399 MB free)", "df -h /home/train"),
+        (
+            {"free_mb": 10_000, "nvidia": "driver"},
+            {},
+            "no-space",
+            "TensorFlow (gpu)",
+            "free up space",
+        ),
+        (
+            {"free_mb": 10_000, "nvidia": "device"},
+            {},
+            "no-space",
+            "TensorFlow (gpu)",
+            "free up space",
+        ),
     ],
 )
 def test_each_fault_has_its_sentence_and_remedy(
@@ -133,7 +145,7 @@ def test_each_fault_has_its_sentence_and_remedy(
         # What the role training_host is going to do first.
         ({"has_venv": False}, {}),
         (
-            {**ROCKY_9, "python_error": "there is no program python3.11", "glibc": ""},
+            {**ROCKY_9, "python_error": "no such program: python3.11", "glibc": ""},
             {"tensorflow_python": "python3.11"},
         ),
         (
@@ -178,7 +190,7 @@ def test_all_faults_are_named_and_equal_hosts_merged() -> None:
     shown = suitability.lines(faults)
     both_hosts, first = "node-2 and node-10", "node-2"
     assert [line.partition(":")[0] for line in shown] == [both_hosts, first, both_hosts]
-    assert "(node-2: 7 MB are free; node-10: 9 MB are free)" in shown[2]
+    assert "(node-2: 7 MB free; node-10: 9 MB free)" in shown[2]
     assert all("\n  remedy: " in line for line in shown)
 
 

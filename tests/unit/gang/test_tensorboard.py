@@ -49,5 +49,5 @@ def test_hosts_with_events_of_their_own_show_them() -> None:
 
 
 def test_without_events_the_jobs_are_named() -> None:
-    with pytest.raises(PlanError, match="no host has events for TensorBoard of night yet"):
+    with pytest.raises(PlanError, match="no host has TensorBoard events of night yet"):
         choose("none", "away")

@@ -188,7 +188,7 @@ def test_an_evaluator_that_fails_after_the_training_is_a_doubt(gang: Make) -> No
     hosts = Hosts(chief_0=[done()], evaluator_0=[*[working] * 20, KILLED])
     (doubt,) = gang(hosts, end_timeout=5.0).follow().doubts
     assert SIGKILL in doubt
-    assert "the last checkpoint may not be evaluated" in doubt
+    assert "the last checkpoint may not have been evaluated" in doubt
 
 
 def test_a_hosts_load_is_kept_ever_more_rarely(gang: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,7 +244,7 @@ def test_a_rank_that_trains_alone_is_named_and_waited_for_in_vain(gang: Make) ->
     outcome = watched.follow()
     assert (outcome.state, outcome.root_cause, outcome.cause) == ("failed", "worker-1", "alone")
     assert "worker-0 waited for it" in outcome.message
-    assert "leave TF_CONFIG as it is" in outcome.message
+    assert "leave TF_CONFIG unchanged" in outcome.message
     (said,) = [one for one in notices(watched) if one["kind"] == "alone"]
     assert said["task"] == "worker-1"
 
@@ -263,8 +263,8 @@ def test_a_rank_that_does_not_end_is_named_with_what_runs(gang: Make) -> None:
     (said,) = notices(watched)
     assert said["kind"] == "lingering"
     assert (
-        "made its last step 300 s ago and has not ended: thread 'monitor', process 7"
-        in (said["text"])
+        "made its last step 300 s ago and has not exited: still running: thread 'monitor', "
+        "process 7" in said["text"]
     )
 
 
@@ -388,7 +388,7 @@ AFTER_12 = "left after step 12 of 20 while the others trained on: worker-{0} on 
         (
             {"worker_0": [WAITED], "worker_1": [LEFT | {"progress": ""}]},
             cause_names.LEFT,
-            "left while the others went on",
+            "left while the others continued",
         ),
     ],
 )
@@ -490,8 +490,8 @@ def probing(word: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("evidence", "words"),
     [
-        ({}, "no other rank makes a step any more"),
-        (probing("timeout"), "nor do other ranks reach it (worker-0: timeout)"),
+        ({}, "no other rank makes progress either"),
+        (probing("timeout"), "other ranks cannot reach it either (worker-0: timeout)"),
     ],
 )
 def test_a_host_away_is_lost_if_confirmed(gang: Make, evidence: dict[str, Any], words: str) -> None:
@@ -532,7 +532,7 @@ def test_the_word_of_a_rank_that_is_cut_off_counts_less_than_what_the_hosts_find
     hosts = Hosts(worker_0=[STEPPING], worker_1=cut_off, worker_2=[STEPPING])
     outcome = gang(hosts, **three(INTO_1)).follow()
     assert (outcome.root_cause, outcome.cause) == ("worker-1", cause_names.NETWORK)
-    assert "worker-1 on host-of-worker-1 is not reached by worker-0, worker-2" in outcome.message
+    assert "worker-1 on host-of-worker-1 cannot be reached by worker-0, worker-2" in outcome.message
 
 
 def test_what_the_hosts_found_before_the_gang_fell_counts_though_all_is_open_again(
@@ -545,7 +545,7 @@ def test_what_the_hosts_found_before_the_gang_fell_counts_though_all_is_open_aga
     monkeypatch.setattr(verdict, "PROBE_AGAIN", 60.0)
     outcome = gang(hosts, **evidence).follow()
     assert outcome.root_cause == "worker-1"
-    assert "is not reached by worker-0, worker-2" in outcome.message
+    assert "cannot be reached by worker-0, worker-2" in outcome.message
 
 
 def test_the_word_of_one_rank_is_not_enough_while_others_will_report_soon(
@@ -647,7 +647,7 @@ def test_a_malformed_progress_line_is_reported_once(gang: Make, line: str, why: 
     watched = gang(hosts)
     assert watched.follow().state == "completed"
     (notice,) = notices(watched)
-    assert "line 2 of its progress is passed over" in notice["text"]
+    assert "line 2 of its progress is ignored" in notice["text"]
     assert notice["text"].endswith(why)
 
 
@@ -729,12 +729,13 @@ def test_a_rank_that_loses_a_stopped_one_is_no_failure(gang: Make, ago: float, s
     ("attempt", "found", "step", "rhythm", "told"),
     [
         (2, True, 1401, "", "resumes at step 1401"),
-        (2, False, 1, "", "starts at step 1, as nothing was left in TRAIN_CHECKPOINT_DIR"),
+        (2, False, 1, "", "starts at step 1, because TRAIN_CHECKPOINT_DIR was empty"),
         (
             *(2, False, 1, "every 300 s"),
-            "starts from the beginning: there was no checkpoint yet (one is made every 300 s)",
+            "starts from the beginning: no checkpoint had been written yet (one is written "
+            "every 300 s)",
         ),
-        (2, True, 1, "", "starts at step 1, though there are files in TRAIN_CHECKPOINT_DIR"),
+        (2, True, 1, "", "starts at step 1, although TRAIN_CHECKPOINT_DIR contains files"),
         (1, False, 1, "", ""),
     ],
 )
@@ -762,7 +763,7 @@ def test_what_a_restart_costs_is_noticed_once(
 
 def test_two_do_not_follow_one_job(gang: Make) -> None:
     first = gang(Hosts(worker_0=[done()]))
-    follower = rf"another process follows this job already: .* \(pid {os.getpid()} on .*python"
+    follower = rf"another process is already following this job: .* \(pid {os.getpid()} on .*python"
     with pytest.raises(BusyError, match=follower):
         gang(Hosts(worker_0=[done()]))
     assert first.follow().state == "completed"

@@ -20,7 +20,7 @@ from train.host.records import Progress
 NONE = (0, 0)
 XLA_OOM = "a.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes."
 NUMPY = "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 4 GiB"
-NOT_REACHED = "not in the script: this host cannot reach %s"
+NOT_REACHED = "not an error of the script: this host cannot reach %s"
 NOT_FOUND = "Exception: URL fetch failure on https://a.org/b.npz: 404 -- Not Found"
 
 
@@ -29,18 +29,39 @@ NOT_FOUND = "Exception: URL fetch failure on https://a.org/b.npz: 404 -- Not Fou
     [
         (0, "ValueError: told and caught", NONE, "", None, ""),
         (-9, "", NONE, "", ends.SIGNAL, "was killed by SIGKILL (signal 9)"),
-        (-9, "", (1, 1), "", ends.MEMORY, "because its control group had no memory left; it held"),
-        (-9, "", (0, 2), "", ends.MEMORY, "because its host had no memory left; it held up to 700"),
+        (-9, "", (1, 1), "", ends.MEMORY, "because its control group was out of memory; its peak"),
+        (
+            -9,
+            "",
+            (0, 2),
+            "",
+            ends.MEMORY,
+            "because its host was out of memory; its peak memory use was 700",
+        ),
         (-15, "", (1, 1), "", ends.SIGNAL, "was killed by SIGTERM (signal 15)"),
         (1, "x\nKeyError: 'a'\n", NONE, "", ends.EXIT, "exited with code 1: KeyError: 'a'"),
         (3, "", NONE, "", ends.EXIT, "exited with code 3"),
         (1, "OSError: [Errno 28] No space left on device: 'x'", NONE, "", ends.DISK, "Errno 28"),
         (1, "", NONE, "/data", ends.DISK, "exited with code 1; the disk of /data is full"),
-        (1, "MemoryError: Unable to allocate 4 GiB", NONE, "", ends.MEMORY, "held up to 700 MiB"),
-        (1, "MemoryError: std::bad_alloc", NONE, "", ends.MEMORY, "held up to 700 MiB"),
-        (1, NUMPY, NONE, "", ends.MEMORY, "Unable to allocate 4 GiB; it held up to 700 MiB"),
+        (
+            1,
+            "MemoryError: Unable to allocate 4 GiB",
+            NONE,
+            "",
+            ends.MEMORY,
+            "peak memory use was 700 MiB",
+        ),
+        (1, "MemoryError: std::bad_alloc", NONE, "", ends.MEMORY, "peak memory use was 700 MiB"),
+        (
+            1,
+            NUMPY,
+            NONE,
+            "",
+            ends.MEMORY,
+            "Unable to allocate 4 GiB; its peak memory use was 700 MiB",
+        ),
         (-6, "caught: std::bad_alloc", NONE, "", ends.SIGNAL, "was killed by SIGABRT (signal 6)"),
-        (1, XLA_OOM, NONE, "", ends.MEMORY, "allocate 9 bytes.; its GPU had no memory left"),
+        (1, XLA_OOM, NONE, "", ends.MEMORY, "allocate 9 bytes.; its GPU was out of memory"),
         (1, NOT_FOUND, NONE, "", ends.EXIT, "exited with code 1: Exception: URL fetch failure on"),
         (1, "ConnectionRefusedError: [Errno 111] Connection refused", NONE, "", ends.EXIT, "111"),
         (-40, "", NONE, "", ends.SIGNAL, "was killed by signal 40"),
@@ -55,10 +76,10 @@ def test_causes(code: int, log: str, killed: Any, full: str, cause: Any, reason:
 @pytest.mark.parametrize(
     ("name", "code", "cause", "reason"),
     [
-        ("bad-alloc", -6, ends.MEMORY, "SIGABRT (signal 6) because it got no more memory"),
-        ("oom-gpu", 1, ends.MEMORY, "[Op:Mul]; its GPU had no memory left"),
-        ("oom-graph", 1, ends.MEMORY, "Graph execution error; its GPU had no memory left"),
-        ("oom-cpu", 1, ends.MEMORY, "[Op:Mul]; it held up to 700 MiB"),
+        ("bad-alloc", -6, ends.MEMORY, "SIGABRT (signal 6) because memory allocation failed"),
+        ("oom-gpu", 1, ends.MEMORY, "[Op:Mul]; its GPU was out of memory"),
+        ("oom-graph", 1, ends.MEMORY, "Graph execution error; its GPU was out of memory"),
+        ("oom-cpu", 1, ends.MEMORY, "[Op:Mul]; its peak memory use was 700 MiB"),
         ("too-large", 1, ends.EXIT, "ResourceExhaustedError: Received message larger"),
         ("keras", 1, ends.DOWNLOAD, "known; " + NOT_REACHED % "storage.googleapis.com"),
         ("urllib", 1, ends.DOWNLOAD, "known>; " + NOT_REACHED % "data.example.org"),
@@ -97,7 +118,10 @@ def test_a_rank_that_makes_no_step_is_overdue() -> None:
     for step in range(1, 11):
         watched.feed([record(step)], now=float(step))
     assert watched.overdue(19.0) == ""
-    assert watched.overdue(21.0) == "has made no step for 11 s after step 10; the limit is 10 s"
+    assert (
+        watched.overdue(21.0)
+        == "has not completed a step for 11 s after step 10; the limit is 10 s"
+    )
     watched.feed([record(11)], now=21.5)
     assert watched.overdue(30.0) == ""
 

@@ -144,7 +144,7 @@ def test_a_job_with_a_process_that_nobody_watches_stays(tmp_path: Path, start: S
     (tmp_path / "root").symlink_to(tmp_path / "real")
     process = start(**{records.ENV_RANK_DIR: str(tmp_path / "root/jobs/night/worker-0")})
     found = remove(tmp_path / "real", "night")
-    assert found["kept"] == ["night: processes of worker-0 still run"]
+    assert found["kept"] == ["night: processes of worker-0 are still running"]
     process.kill()
     process.wait()
     assert rank_dir.exists()
@@ -155,11 +155,11 @@ def test_a_job_with_a_process_that_nobody_watches_stays(tmp_path: Path, start: S
     ("phase", "ago", "why"),
     [
         ("absent", 60.0, "worker-0 is starting"),
-        ("absent", 300.0, "worker-0 last changed 5 min ago, a job is kept for 10 minutes"),
+        ("absent", 300.0, "worker-0 last changed 5 min ago, jobs are kept for 10 minutes"),
         ("absent", 3600.0, ""),
-        ("completed", 60.0, "worker-0 ended 60 s ago, a job is kept for 10 minutes"),
-        ("completed", 240.0, "worker-0 ended 4 min ago, a job is kept for 10 minutes"),
-        ("completed", -3600.0, "worker-0 ended 0 s ago, a job is kept for 10 minutes"),
+        ("completed", 60.0, "worker-0 ended 60 s ago, jobs are kept for 10 minutes"),
+        ("completed", 240.0, "worker-0 ended 4 min ago, jobs are kept for 10 minutes"),
+        ("completed", -3600.0, "worker-0 ended 0 s ago, jobs are kept for 10 minutes"),
         ("completed", 3600.0, ""),
         ("running", 9 * DAY, "worker-0 is running"),
         ("failed", 3600.0, ""),
@@ -189,7 +189,7 @@ def test_a_link_that_leads_out_of_the_root_is_not_followed(tmp_path: Path) -> No
     (tmp_path / "root/jobs").symlink_to(tmp_path / "outside/jobs")
     found = remove(tmp_path / "root", "old")
     assert found["removed"] == []
-    assert "leads out of" in found["troubles"][0]
+    assert "points outside" in found["troubles"][0]
     assert rank_dir.exists()
 
 

@@ -188,7 +188,7 @@ def test_what_a_supervisor_notes_is_written_at_once_or_lost(tmp_path: Path) -> N
     log = (tmp_path / "log").read_text()
     for name in (records.STATE_FILE, records.STACKS_FILE, records.PROGRESS_FILE):
         assert f"cannot write {name}: [Errno" in log
-    assert "the rank runs without leases: " in log
+    assert "the rank is running without leases: " in log
 
 
 @pytest.mark.parametrize("text", ["", '{"host": "a", "jo', "\0\0\0"])
@@ -240,8 +240,8 @@ def made_ready(root: Path, ago: float, attempt: int = 1) -> Path:
 @pytest.mark.parametrize(
     ("ago", "phase", "reason"),
     [
-        (150.0, "starting", "was made ready 150 s ago and has not started yet"),
-        (201.0, "failed", "was made ready and never started"),
+        (150.0, "starting", "was prepared 150 s ago but has not started yet"),
+        (201.0, "failed", "was prepared but never started"),
     ],
 )
 def test_all_commands_report_alike_of_a_rank_that_has_not_started(
@@ -321,9 +321,9 @@ def test_a_later_attempt_that_is_unstaged_leaves_the_job_as_it_was(tmp_path: Pat
     for task in ("worker-0", "worker-1"):
         staged_again(tmp_path, task, "mine")
     (job_dir / "worker-1" / records.RANK_FILE).unlink()
-    assert "another control node's" in unstage(tmp_path, "worker-0", "other")
+    assert "belongs to another control node" in unstage(tmp_path, "worker-0", "other")
     for task in ("worker-0", "worker-1"):
-        assert "is free again" in unstage(tmp_path, task, "mine")
+        assert "leases were released" in unstage(tmp_path, task, "mine")
     assert files_of(job_dir) == before
     assert ranks.reported(str(job_dir / "worker-0"))["phase"] == records.FAILED
     unstage(tmp_path, "worker-0", "mine")

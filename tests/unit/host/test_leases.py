@@ -41,8 +41,8 @@ from train.host import calls, leases, preflight, records
 GPU = {"gpu/GPU-a": "GPU 0"}
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can be several users")
 ANNA, MALLORY = 12_001, 65_534
-UNSTICKY = "without the sticky bit, others can remove leases from it"
-REMEDY = "have it removed, or choose another train_job_lease_dir"
+UNSTICKY = "without the sticky bit, other users can remove leases from it"
+REMEDY = "remove it, or choose another train_job_lease_dir"
 FORK = multiprocessing.get_context("fork")
 
 
@@ -82,7 +82,7 @@ def test_a_whole_gpu_and_an_instance_of_it_exclude_each_other(folder: Path) -> N
     leases.take(str(folder), one, holder("a"))
     leases.take(str(folder), other, holder("b"))
     why = refused(folder, GPU, holder("c", 2.0))
-    assert re.match(r"GPU 0 is taken for worker-0 of job a .*; GPU 0", why)
+    assert re.match(r"GPU 0 is reserved for worker-0 of job a .*; GPU 0", why)
     leases.take(str(folder), {"gpu/GPU-ab": "GPU 1"}, holder("c"))
     assert sorted(jobs(folder)) == ["a", "b", "c"]
 
@@ -120,7 +120,7 @@ def test_a_port_that_a_job_has_is_refused_waited_for_or_its_own(folder: Path) ->
     leases.take(str(folder), PORT, holder("a"))
     held = leases.holders(str(folder))
     (problem,) = preflight.check_port(12345, "b", held, wait=0)
-    assert problem.startswith("port 12345 is taken for worker-0 of job a (user ")
+    assert problem.startswith("port 12345 is reserved for worker-0 of job a (user ")
     assert problem.endswith(f"stop that job, choose another train_job_port, {preflight.WAIT}")
     assert preflight.check_port(12345, "b", held, wait=60) == []
     assert preflight.check_port(12345, "a", held, wait=0) == []
@@ -246,7 +246,7 @@ def test_ports_are_those_of_a_network(folder: Path, monkeypatch: pytest.MonkeyPa
     leases.take(str(folder), {**PORT, **GPU}, holder("a"))
     monkeypatch.setattr(leases, "_network", lambda: "net:[1]")
     leases.take(str(folder), PORT, holder("b", 2.0))
-    assert "GPU 0 is taken for" in refused(folder, GPU, holder("b", 2.0))
+    assert "GPU 0 is reserved for" in refused(folder, GPU, holder("b", 2.0))
     found = [(lease["job"], lease["resource"]) for lease in leases.holders(str(folder))]
     assert found == [("a", "gpu/GPU-a"), ("b", "port/12345")]
 
@@ -515,7 +515,7 @@ def test_two_users_share_the_folder(folder: Path, supervisor: Starter) -> None:
     # A name that two users have chosen in the same moment is not one job.
     for who in (holder("more", 3.0), holder("mine", 2.0, attempt=2)):
         why = other.ask("take", str(folder), {"port/2": "port 2"}, who)
-        assert "port 2 is taken for worker-0 of job mine (user root" in why
+        assert "port 2 is reserved for worker-0 of job mine (user root" in why
     other.ask("give_back", str(folder), holder("mine", 2.0, attempt=2))
     other.ask("release")
     assert jobs(folder) == ["mine"]
@@ -778,8 +778,8 @@ def test_all_machines_are_taken_at_once(machines: Machines) -> None:
     with pytest.raises(leasing.LeasingError) as raised:
         machines.waiting("b", 2.0, ("h2", "h3")).take(0.3)
     assert time.monotonic() - began < 10
-    assert "h2: port 12345 is taken for worker-1 of job a (" in str(raised.value)
-    assert str(raised.value).endswith("; waited 0.3 s for it (train_job_queue_timeout)")
+    assert "h2: port 12345 is reserved for worker-1 of job a (" in str(raised.value)
+    assert str(raised.value).endswith("; gave up after 0.3 s (train_job_queue_timeout)")
     assert sorted(line[:16] for line in machines.said) == ["h2: waiting: por", "h3: waiting: por"]
     assert machines.held() == ALL_OF_A
     assert not any(machines.queued().values()), "its place is gone"
@@ -848,7 +848,7 @@ def test_what_a_machine_answers_steers_no_terminal() -> None:
     said: list[str] = []
     requests = {"h1": {"resources": PORT}}
     leasing.Waiting(requests, lambda host, request: answers.pop(0), said.append).take(60)
-    assert said == [f"h1: waiting: x?]0;owned?; {'y' * 300}; ['z']", "h1: free now"]
+    assert said == [f"h1: waiting: x?]0;owned?; {'y' * 300}; ['z']", "h1: no longer waiting"]
 
 
 def test_a_job_that_wants_nothing_waits_for_nobody() -> None:

@@ -138,13 +138,18 @@ def test_a_job_that_waits_takes_free_ones_and_else_waits_for_all() -> None:
     assert gang(WORKERS, {"b": [0]}, busy=waits) == {"a": ("3",), "b": ("0",)}
 
 
-X, FEW = busy("in use by X"), "too few free GPUs, the machine has 2 GPUs"
+X, FEW = busy("in use by X"), "not enough free GPUs: the machine has 2 GPUs"
 REFUSED: list[tuple[Any, Any, int, str]] = [
-    ({"b": [0]}, {UUIDS[0]: X}, 4, "b names GPU 0, which is in use by X: REMEDY"),
-    ({"b": [UUIDS[0]]}, {MIG[0]: X}, 4, "b names GPU 0, which is in use by X: REMEDY"),
-    ({"b": [MIG[0]]}, {UUIDS[0]: X}, 4, f"b names {MIG[0]} of GPU 0, which is"),
-    ({}, {UUIDS[1]: X}, 2, f"a, b: there are {FEW}; GPU 1 is in use by X: REMEDY"),
-    ({"b": [0]}, {UUIDS[1]: X}, 2, f"{FEW}, of which other ranks name 1; GPU 1 is in use by X"),
+    ({"b": [0]}, {UUIDS[0]: X}, 4, "b requests GPU 0, which is in use by X: REMEDY"),
+    ({"b": [UUIDS[0]]}, {MIG[0]: X}, 4, "b requests GPU 0, which is in use by X: REMEDY"),
+    ({"b": [MIG[0]]}, {UUIDS[0]: X}, 4, f"b requests {MIG[0]} of GPU 0, which is"),
+    ({}, {UUIDS[1]: X}, 2, f"a, b: {FEW}; GPU 1 is in use by X: REMEDY"),
+    (
+        {"b": [0]},
+        {UUIDS[1]: X},
+        2,
+        f"{FEW}, 1 of them assigned to other ranks; GPU 1 is in use by X",
+    ),
 ]
 
 

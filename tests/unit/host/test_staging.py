@@ -37,7 +37,9 @@ def test_a_claim_that_is_being_written_is_waited_for(path: Path, mark: str) -> N
     if mark == "mine":
         claim(path)
     else:
-        with pytest.raises(CallError, match="another control node has started attempt 2 of job"):
+        with pytest.raises(
+            CallError, match="another control node already started attempt 2 of job"
+        ):
             claim(path)
     writer.join()
     assert path.read_text() == mark
@@ -56,12 +58,12 @@ def test_a_claim_without_a_start_is_void_after_a_while(path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "environment", "message"),
     [
-        (["main.py", 3], {}, "argument 1 of the script is not text"),
-        (["main.py", "a\0b"], {}, "argument 1 of the script is not text"),
-        (["main.py"], {"A": 4}, "train_job_environment: A is not text but int: quote it"),
-        (["main.py"], {"A": "hidden\0"}, "train_job_environment: A is not text but str"),
-        (["main.py"], {"A=B": "hidden"}, "has 'A=B', which is not a valid variable name"),
-        (["main.py"], {"": "hidden"}, "has '', which is not a valid variable name"),
+        (["main.py", 3], {}, "argument 1 of the script is not valid text"),
+        (["main.py", "a\0b"], {}, "argument 1 of the script is not valid text"),
+        (["main.py"], {"A": 4}, "train_job_environment: A is not valid text (int): quote it"),
+        (["main.py"], {"A": "hidden\0"}, "train_job_environment: A is not valid text (str)"),
+        (["main.py"], {"A=B": "hidden"}, "contains 'A=B', which is not a valid variable name"),
+        (["main.py"], {"": "hidden"}, "contains '', which is not a valid variable name"),
     ],
 )
 def test_what_no_process_can_be_started_with(

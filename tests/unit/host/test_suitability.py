@@ -87,7 +87,7 @@ def test_interpreters_that_fit_are_found_where_another_does_not(
     [
         ("exit 3", "is not a working Python 3"),
         ("echo '[1]'", "is not a working Python 3"),
-        (None, "there is no program"),
+        (None, "no such program"),
     ],
 )
 def test_what_is_no_python(tmp_path: Path, answer: str | None, error: str) -> None:

@@ -138,7 +138,7 @@ def _environment(host: str, checkup: Checkup) -> Found:
         yield _finding(FAIL, "no-tensorflow", host, found, good, setup)
     elif checkup["imported"].get("error"):
         found = f"TensorFlow cannot be imported: {checkup['imported']['error']}"
-        yield _finding(FAIL, "tensorflow-broken", host, found, "an import without an error", setup)
+        yield _finding(FAIL, "tensorflow-broken", host, found, "a successful import", setup)
 
 
 def _tensorflow(checkup: Checkup) -> str:
@@ -152,33 +152,33 @@ def _room(host: str, checkup: Checkup) -> Found:
         command = "disk-use" if full else "folder-rights"
         remedy = suggest(command, on=host, folder=checkup["root"])
         what = "disk-full" if full else "not-writable"
-        yield _finding(FAIL, what, host, checkup["write_error"], "a folder to write to", remedy)
+        yield _finding(FAIL, what, host, checkup["write_error"], "a writable folder", remedy)
     elif checkup["free"] < MIN_FREE:
-        found = f"{checkup['free']} MiB are free at {checkup['root']}"
+        found = f"only {checkup['free']} MiB free at {checkup['root']}"
         remedy = suggest("clean", age="14d")
         yield _finding(FAIL, "disk-full", host, found, f"{MIN_FREE} MiB", remedy)
 
 
 def _limits(host: str, checkup: Checkup) -> Found:
     if checkup["gpus"] and checkup["shm"] < MIN_SHM:  # only NCCL needs a lot
-        found = f"/dev/shm has {checkup['shm']} MiB"
+        found = f"/dev/shm has only {checkup['shm']} MiB"
         setup = _setup(host, "training_host", variable="training_host_shm_size_mb=1024")
-        remedy = f"`{setup}`, or for a container --shm-size"
+        remedy = f"`{setup}`, or --shm-size for a container"
         yield _finding(WARNING, "small-shm", host, found, f"{MIN_SHM} MiB for NCCL", remedy)
     if checkup["nofile"] < MIN_NOFILE:
-        found = f"{checkup['nofile']} open files are allowed"
+        found = f"the limit of open files is {checkup['nofile']}"
         remedy = _setup(host, "training_host")
         yield _finding(WARNING, "few-files", host, found, f"{MIN_NOFILE}", remedy)
     if checkup["memory_limit"]:
-        found = f"{checkup['memory_limit']} of {checkup['memory']} MiB may be used"
+        found = f"the memory limit is {checkup['memory_limit']} of {checkup['memory']} MiB"
         bad = WARNING if checkup["memory_limit"] < MIN_MEMORY else INFO
         remedy = "raise memory.max of the control group (systemd: MemoryMax, Docker: --memory)"
         yield _finding(bad, "memory-limit", host, found, "no limit", remedy)
     elif checkup["memory"] < MIN_MEMORY:
-        found = f"the host has {checkup['memory']} MiB of memory"
+        found = f"the host has only {checkup['memory']} MiB of memory"
         yield _finding(WARNING, "little-memory", host, found, f"{MIN_MEMORY} MiB", "add memory")
     if checkup["usable_cores"] < checkup["cores"]:
-        found = f"{checkup['usable_cores']:g} of {checkup['cores']} cores may be used"
+        found = f"the CPU limit is {checkup['usable_cores']:g} of {checkup['cores']} cores"
         bad = WARNING if checkup["usable_cores"] < 1 else INFO
         remedy = "raise cpu.max of the control group (systemd: CPUQuota, Docker: --cpus)"
         yield _finding(bad, "cpu-limit", host, found, "all cores", remedy)
@@ -203,22 +203,26 @@ def _others(host: str, checkup: Checkup) -> Found:
         remedy = f"end it, or set train_job_port for {host}"
         yield _finding(FAIL, "port-taken", host, found, "a free port", remedy)
     for lease in checkup["leases"]:
-        found = f"a job is there, and was measured alongside: its machine is {lease}"
+        found = f"measured while another job was running: its machine is {lease}"
         yield _finding(INFO, "in-use", host, found, "", suggest("list"))
     if checkup["busy_cores"] > max(BUSY, BUSY_PART * checkup["cores"]):
-        found = f"others want {checkup['busy_cores']:g} cores, most of it {checkup['busy_with']}"
+        found = (
+            f"other processes use {checkup['busy_cores']:g} cores, mostly {checkup['busy_with']}"
+        )
         remedy = suggest("processes", on=host)
         bad = INFO if checkup["leases"] else WARNING  # another user's job
         yield _finding(bad, "busy", host, found, "an idle host", remedy)
     if checkup["steal"] > MAX_STEAL:
-        found = f"{checkup['steal']:.0%} of the cores' time went to other virtual machines"
+        found = f"{checkup['steal']:.0%} of CPU time was stolen by other virtual machines"
         good = f"below {MAX_STEAL:.0%}"
-        yield _finding(WARNING, "stolen", host, found, good, "ask who runs the hypervisor")
+        yield _finding(
+            WARNING, "stolen", host, found, good, "contact the administrator of the hypervisor"
+        )
 
 
 def _surroundings(host: str, checkup: Checkup) -> Found:
     if checkup["proxy"]:
-        found = f"{checkup['proxy']} is set in a login's environment, and gRPC would take it"
+        found = f"{checkup['proxy']} is set in the login environment, and gRPC would use it"
         remedy = "set no_proxy to the hosts' addresses; jobs started here do not use the proxy"
         yield _finding(WARNING, "proxy", host, found, "no proxy between hosts", remedy)
     if checkup["firewall_off"]:
@@ -238,8 +242,11 @@ def _gpus(host: str, checkup: Checkup) -> Found:
         yield _finding(WARNING, "gpu-taken", host, f"a GPU is in use by {words}", "none", remedy)
     for line in checkup["xid"][-1:]:
         report = suggest("gpu-report", on=host)
-        remedy = f"NVIDIA's list of XID errors explains the number; for the GPUs' state, `{report}`"
-        yield _finding(WARNING, "gpu-xid", host, line, "no XID error since the start", remedy)
+        remedy = (
+            f"look up the number in NVIDIA's list of XID errors; `{report}` shows the state of "
+            "the GPUs"
+        )
+        yield _finding(WARNING, "gpu-xid", host, line, "no XID errors since boot", remedy)
 
 
 def _gpu(host: str, gpu: Mapping[str, str]) -> Found:
@@ -250,7 +257,7 @@ def _gpu(host: str, gpu: Mapping[str, str]) -> Found:
     # NVML's bits: hardware slowdown (8), thermal (0x20, 0x40), power brake (0x80).
     reasons = _reasons(gpu)
     if reasons & 0xE8:
-        found = f"its clock is held at {now:g} of {most:g} MHz (reasons {reasons:#x})"
+        found = f"its clock is throttled to {now:g} of {most:g} MHz (reasons {reasons:#x})"
         remedy = suggest("gpu-clocks", on=host)
         yield _finding(WARNING, "gpu-throttled", where, found, "its full clock", remedy)
     action = gpu.get("gpu_recovery_action", "None")
@@ -259,7 +266,7 @@ def _gpu(host: str, gpu: Mapping[str, str]) -> Found:
         found = "the GPU requires a reset" if broken else f"the driver asks for: {action}"
         command = suggest("gpu-reset", on=host, index=index) if index != "?" else "reset it"
         remedy = f"`{command}`; if that fails, reboot {host}"
-        yield _finding(FAIL, "gpu-reset", where, found, "a GPU that works", remedy)
+        yield _finding(FAIL, "gpu-reset", where, found, "a working GPU", remedy)
     errors = _number(gpu, "ecc.errors.uncorrected.volatile.total")
     if errors > 0:
         found = f"{errors:g} uncorrected memory errors since the driver was loaded"
@@ -269,7 +276,9 @@ def _gpu(host: str, gpu: Mapping[str, str]) -> Found:
         found = f"{width:g} of {lanes:g} PCIe lanes"
         # Many slots have half of a card's lanes, including those of cloud machines.
         bad = INFO if width == lanes / 2 else WARNING
-        yield _finding(bad, "gpu-lanes", where, found, "all lanes of its slot", "reseat the card")
+        yield _finding(
+            bad, "gpu-lanes", where, found, "all PCIe lanes of its slot", "reseat the card"
+        )
     limit, usual = _number(gpu, "power.limit"), _number(gpu, "power.default_limit")
     if 0 < limit < usual:
         found = f"its power is limited to {limit:g} W"
@@ -279,7 +288,7 @@ def _gpu(host: str, gpu: Mapping[str, str]) -> Found:
         yield _finding(INFO, "gpu-power", where, found, f"{usual:g} W", remedy)
     if gpu.get("persistence_mode") == "Disabled":
         remedy = suggest("gpu-persistence", on=host)
-        found = "the driver is unloaded when nobody uses it, and each start takes longer"
+        found = "the driver is unloaded when not in use, which slows down every start"
         yield _finding(INFO, "gpu-persistence", where, found, "persistence mode", remedy)
 
 
@@ -294,7 +303,7 @@ def _driver(host: str, checkup: Checkup) -> Found:
     driver = checkup["gpus"][0].get("driver_version", "")
     remedy = _setup(host, "nvidia_driver")
     if needed and re.fullmatch(r"[0-9.]+", driver) and _version(driver) < _version(needed):
-        found = f"driver {driver} with a TensorFlow for CUDA {cuda}"
+        found = f"driver {driver}, but TensorFlow is built for CUDA {cuda}"
         yield _finding(FAIL, "driver-old", host, found, f"{needed} or newer", remedy)
     elif checkup["imported"].get("gpus") == 0:
         found = f"nvidia-smi lists {len(checkup['gpus'])} GPUs, TensorFlow none"
@@ -327,13 +336,13 @@ def _login(host: str, examined: Examined) -> Found:
     if login is None:
         return
     if login["text"]:
-        found = f"a login prints {login['text'].splitlines()[0][:80]!r}"
-        remedy = f"on {host}, print only where [ -t 1 ] holds, in ~/.bashrc and the like"
+        found = f"login shells print {login['text'].splitlines()[0][:80]!r}"
+        remedy = f"on {host}, let ~/.bashrc and similar files print only if [ -t 1 ]"
         yield _finding(WARNING, "noisy-login", host, found, "nothing", remedy)
     if abs(login["clock"]) > MAX_CLOCK_S + login["seconds"] / 2:
         how = "fast" if login["clock"] > 0 else "slow"
         found = f"its clock is {abs(login['clock']):.1f} s {how}"
-        good = f"at most {MAX_CLOCK_S:g} s from this machine's"
+        good = f"at most {MAX_CLOCK_S:g} s off this machine's clock"
         yield _finding(WARNING, "clock", host, found, good, _setup(host, "clock_sync"))
 
 
@@ -446,10 +455,10 @@ def _names(examined: Examined) -> tuple[_Troubles, _Troubles, set[_Pair]]:
                     continue  # all hosts are one machine
                 bad, said = WARNING if own else FAIL, f"{address} is {there[0]} on {host}"
                 remedy = (
-                    f"set train_job_address of {other} to its IP, or remove the line of {address} "
-                    f"from /etc/hosts of {host} (Debian: 127.0.1.1)"
+                    f"set train_job_address of {other} to its IP, or remove the line for "
+                    f"{address} from /etc/hosts of {host} (127.0.1.1 on Debian)"
                 )
-                trouble = _finding(bad, "loopback", "", said, "an address of the network", remedy)
+                trouble = _finding(bad, "loopback", "", said, "an address on the network", remedy)
                 loopback[host, other] = trouble
     return unresolved, loopback, known
 
@@ -461,7 +470,7 @@ def _unreached(links: Mapping[_Pair, Link], examined: Examined) -> tuple[_Troubl
         out, checkup = link.get("out"), examined["checkups"][peer]
         place = f"{examined['addresses'][peer]} port {checkup['spare_port']}"
         if link.get("met"):
-            said = f"{place} of {peer} leads to {link['met']}"
+            said = f"{place} of {peer} is answered by {link['met']}"
             remedy = f"set train_job_address of {peer} to its own address"
             elsewhere[host, peer] = _finding(FAIL, "wrong-address", "", said, peer, remedy)
         elif out not in (None, probe.OPEN, probe.UNRESOLVABLE):
@@ -477,18 +486,18 @@ def _unreached(links: Mapping[_Pair, Link], examined: Examined) -> tuple[_Troubl
 
 
 def _late(rtt: float) -> Finding:
-    remedy = "train within one network, or exchange seldom (--accumulate)"
-    said = f"a round trip takes {rtt:.0f} ms"
+    remedy = "train within one network, or exchange gradients less often (--accumulate)"
+    said = f"the round-trip time is {rtt:.0f} ms"
     return _finding(WARNING, "latency", "", said, f"below {MAX_RTT_MS:g} ms", remedy)
 
 
 def _hole(host: str, peer: str, examined: Examined) -> Finding:
     mtu = examined["links"][host][peer].get("mtu", 0)
-    said = f"small packets arrive, large ones do not (MTU {mtu or 'not known'})"
+    said = f"small packets arrive, but large ones do not (MTU {mtu or 'unknown'})"
     size, address = max(mtu, 1500) - 28, examined["addresses"][peer]
     ping = suggest("ping", on=host, size=size, address=address)
-    remedy = f"lower the interface's MTU to what passes: `{ping}`"
-    return _finding(FAIL, "mtu", "", said, "packets of the interface's MTU arrive", remedy)
+    remedy = f"lower the MTU of the interface to the largest size that passes: `{ping}`"
+    return _finding(FAIL, "mtu", "", said, "packets as large as the interface's MTU arrive", remedy)
 
 
 def _loses(pair: _Pair, links: Mapping[_Pair, Link]) -> bool:
@@ -504,8 +513,8 @@ def _loses(pair: _Pair, links: Mapping[_Pair, Link]) -> bool:
 
 def _lossy(host: str, peer: str, part: float, rate: float) -> Finding:
     counts = " and ".join(f"`{suggest('link-errors', on=one)}`" for one in (host, peer))
-    remedy = f"check cable and switch; {counts} count errors"
-    said = f"{part:.1%} of the packets are sent again, {rate:.3g} Mbit/s arrive"
+    remedy = f"check cable and switch; {counts} shows error counters"
+    said = f"{part:.1%} of packets are retransmitted, the rate is {rate:.3g} Mbit/s"
     return _finding(WARNING, "loss", "", said, f"below {MAX_RESENT:.1%}", remedy)
 
 
@@ -530,7 +539,7 @@ def _slow(host: str, peer: str, rate: float, usual: float, examined: Examined) -
     server = suggest("measure-server", on=peer)
     client = suggest("measure-client", on=host, address=examined["addresses"][peer])
     errors = suggest("link-errors", on=host)
-    remedy = advice or f"measure it with `{server}` and `{client}`; `{errors}` counts errors"
+    remedy = advice or f"measure it with `{server}` and `{client}`; `{errors}` shows error counters"
     good = f"about {usual:.0f} Mbit/s" if fast else f"{MIN_RATE:g} Mbit/s or more"
     return _finding(WARNING, "slow", "", said, good, remedy)
 
@@ -549,8 +558,8 @@ def _other_interface(host: str, examined: Examined) -> str:
         return ""
     name, address = next(iter(others.items()))
     return (
-        f"{host} is reached by {min(used)}; there is {name}, too: set train_job_address of {host} "
-        f"to {address}"
+        f"{host} is reached through {min(used)}, but also has {name}: set train_job_address "
+        f"of {host} to {address}"
     )
 
 
@@ -582,9 +591,11 @@ def _alike(examined: Examined) -> Found:
             checkup = checkups[host]
             limited = checkup["usable_cores"] < checkup["cores"] or checkup["busy_cores"] > BUSY
             if found_speed < SLOW * usual_speed and not limited and not checkup["leases"]:
-                said = f"{name}: {found_speed / usual_speed:.0%} of the others'"
+                said = f"{name}: {found_speed / usual_speed:.0%} of the speed of the other hosts"
                 remedy = "the gang waits for its slowest host: check its load and its clock"
-                yield _finding(bad, "slow-compute", host, said, "like the others", remedy)
+                yield _finding(
+                    bad, "slow-compute", host, said, "the same speed as the other hosts", remedy
+                )
 
 
 def _interface(checkup: Checkup) -> Mapping[str, Any]:
@@ -620,6 +631,6 @@ _PROPERTIES: tuple[tuple[str, Callable[[Checkup], Any], str, str], ...] = (
 )
 # On a healthy but busy host, a loop of milliseconds ran at a third of the others' speed.
 _SPEEDS: tuple[tuple[str, Callable[[Checkup], float], str], ...] = (
-    ("a plain loop", lambda c: c["loops"], INFO),
-    ("a matrix product", lambda c: c["imported"].get("gflops", 0.0), WARNING),
+    ("plain loop", lambda c: c["loops"], INFO),
+    ("matrix product", lambda c: c["imported"].get("gflops", 0.0), WARNING),
 )

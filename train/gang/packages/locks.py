@@ -33,7 +33,7 @@ from train.gang.scratch import Scratch
 TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tensorflow-intel", "tf-nightly")
 WAYS_OUT = (
     "Change or remove that requirement; lock TensorFlow with other versions "
-    "(tensorflow_requirements of the role tensorflow); or train in an environment of your own "
+    "(tensorflow_requirements of the role tensorflow); or train in your own environment "
     "(train_job_python)."
 )
 
@@ -168,8 +168,9 @@ def _contradictions(line: Line, locked: Sequence[Pin], versions: Sequence[str]) 
     refused = [v for v in there if not wanted.specifier.contains(v, prereleases=True)]
     if refused:
         yield (
-            f"{line.place} asks for {wanted}, and the environment of TensorFlow"
-            f"{_tensorflow(locked)} has {there[refused[0]]} {' and '.join(refused)}."
+            f"{line.place} requires {wanted}, but the environment of "
+            f"TensorFlow{_tensorflow(locked)} has {there[refused[0]]} "
+            f"{' and '.join(refused)}."
         )
 
 
@@ -199,8 +200,9 @@ def _resolve(
             uv.compile_lock([*command, str(asked)])
         except uv.ResolutionError as error:
             raise PlanError(
-                f"{requested.path} cannot be resolved for Python {oldest} and newer within the "
-                f"environment of TensorFlow{_tensorflow(locked)}: {error} {WAYS_OUT}"
+                f"{requested.path} cannot be resolved for Python {oldest} and newer "
+                f"together with the environment of TensorFlow{_tensorflow(locked)}: {error} "
+                f"{WAYS_OUT}"
             ) from error
 
 

@@ -64,16 +64,16 @@ def find(value: str, script_folder: Path) -> Path:
         path = Path(value).expanduser().resolve()
         if not path.is_file():
             raise PlanError(
-                f"there is no file {path}: --requirements and train_job_requirements take a "
-                f"requirements.txt or pyproject.toml of this control node, or {NEXT_TO_SCRIPT} for "
-                "the one next to the script"
+                f"no such file: {path}. --requirements (train_job_requirements) takes a "
+                "requirements.txt or pyproject.toml on this control node, or "
+                f"{NEXT_TO_SCRIPT} for the one next to the script"
             )
         return path
     path_or_none = next_to(script_folder)
     if path_or_none is None:
         raise PlanError(
-            f"there is neither {NAMES[0]} nor {NAMES[1]} with [project] dependencies in "
-            f"{script_folder}: write one, or name a file after --requirements "
+            f"{script_folder} has neither {NAMES[0]} nor {NAMES[1]} with [project] "
+            "dependencies: write one, or pass a file to --requirements "
             "(train_job_requirements)"
         )
     return path_or_none
@@ -109,7 +109,7 @@ def read(path: Path) -> Requested:
     if problems:
         raise PlanError("\n".join(problems))
     if not any(not line.is_constraint for line in lines):
-        raise PlanError(f"{path} asks for no package: leave --requirements out, or write some")
+        raise PlanError(f"{path} lists no packages: add some, or remove --requirements")
     return Requested(path, tuple(lines), tuple(dict.fromkeys(indexes)))
 
 
@@ -123,25 +123,25 @@ def _parsed(text: str) -> Requirement:
     name = _option(text)
     if name in ("-e", "--editable"):
         raise ValueError(
-            f"{text} would install a folder of this control node in place: stage it next to the "
-            "script (--include), or build a wheel of it and serve that by an index"
+            f"{text} would be an editable install of a folder on this control node: copy it "
+            "along with the script (--include), or build a wheel and serve it from an index"
         )
     url = text.partition("@")[2].strip() if re.match(r"[\w.\[\],-]+\s*@", text) else text
     if _REPOSITORY.match(url) or "://" in url.partition(";")[0]:
         raise ValueError(
-            f"{uv.without_passwords(text)} has no hash in an index: name a released version "
-            "(NAME==VERSION), or stage its source next to the script (--include)"
+            f"{uv.without_passwords(text)} has no hash in an index: use a released version "
+            "(NAME==VERSION), or copy its source along with the script (--include)"
         )
     if _PATH.match(url.partition(";")[0].strip()):
         raise ValueError(
-            f"{text} is a path of this control node: name a released version (NAME==VERSION), "
-            "serve the wheel by an index (--extra-index-url), or stage the source next to the "
-            "script (--include)"
+            f"{text} is a path on this control node: use a released version "
+            "(NAME==VERSION), serve the wheel from an index (--extra-index-url), or copy "
+            "the source along with the script (--include)"
         )
     if text.startswith("-"):
         raise ValueError(
-            f"the option {name} is not supported here: remove it; {', '.join(INDEXES[::2])} and -r "
-            "are"
+            f"the option {name} is not supported: remove it; supported are "
+            f"{', '.join(INDEXES[::2])} and -r"
         )
     try:
         return Requirement(re.split(r"\s--hash[= ]", text)[0])
@@ -155,12 +155,12 @@ def _parsed(text: str) -> Requirement:
 def _text(path: Path) -> str:
     try:
         if path.stat().st_size > LARGEST:
-            raise PlanError(f"{path} has more than {LARGEST >> 20} MiB: is it the right file?")
+            raise PlanError(f"{path} is larger than {LARGEST >> 20} MiB: is it the right file?")
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise PlanError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError:
-        raise PlanError(f"{path} is not text in UTF-8: write it again as UTF-8") from None
+        raise PlanError(f"{path} is not UTF-8 text: save it as UTF-8") from None
 
 
 def _of_requirements(
@@ -169,9 +169,9 @@ def _of_requirements(
     """Yield place and text of each line, including those of nested files."""
     path = path.resolve()
     if path in seen:
-        raise PlanError(f"{path} names itself (-r): remove that line")
+        raise PlanError(f"{path} includes itself (-r): remove that line")
     if not path.is_file():
-        raise PlanError(f"there is no file {path}, which {seen[-1]} names: write it, or remove -r")
+        raise PlanError(f"no such file: {path}, which {seen[-1]} includes: create it, or remove -r")
     number, pending = 0, ""
     for number, line in enumerate(_text(path).splitlines(), 1):
         if line.endswith("\\") and not line.lstrip().startswith("#"):
@@ -191,7 +191,7 @@ def _of_requirements(
         elif option not in _WITHOUT_EFFECT:
             yield f"{path.name}, line {number}", text, is_constraint
     if pending:
-        raise PlanError(f"{path.name}, line {number} ends in a backslash, and no line follows")
+        raise PlanError(f"{path.name}, line {number} ends in a backslash, but no line follows")
 
 
 def _project(path: Path) -> dict[str, object]:
@@ -208,7 +208,7 @@ def _of_project(path: Path) -> Iterator[tuple[str, str, bool]]:
     dependencies = project.get("dependencies")
     if not isinstance(dependencies, list):
         dynamic = "dependencies" in project.get("dynamic", [])  # type: ignore[operator]
-        has = "has dynamic dependencies" if dynamic else "has no list [project] dependencies"
-        raise PlanError(f"{path} {has}: write a requirements.txt, and name it (--requirements)")
+        has = "has dynamic dependencies" if dynamic else "has no [project] dependencies list"
+        raise PlanError(f"{path} {has}: write a requirements.txt, and pass it to --requirements")
     for index, text in enumerate(dependencies, 1):
         yield f"{path.name}, dependency {index}", str(text).strip(), False

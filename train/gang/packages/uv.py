@@ -56,16 +56,17 @@ def compile_lock(arguments: Sequence[str]) -> None:
         )
     except subprocess.TimeoutExpired:
         raise PlanError(
-            f"uv found no solution within {_LIMIT_S:.0f} s: check whether this control node "
-            "reaches its package index"
+            f"uv found no solution within {_LIMIT_S:.0f} s: check that this control node "
+            "can reach its package index"
         ) from None
     if done.returncode == 0:
         return
     reason = _reason(done.stderr)
     if _NO_NETWORK.search(done.stderr):
         raise PlanError(
-            f"this control node does not reach the package index ({reason}): check the network, or "
-            "name another index (UV_DEFAULT_INDEX in the environment, --index-url in the file)"
+            f"this control node cannot reach the package index ({reason}): check the "
+            "network, or set another index (UV_DEFAULT_INDEX in the environment, "
+            "--index-url in the file)"
         )
     raise ResolutionError(reason)
 
@@ -90,8 +91,8 @@ def _find() -> str:
         return find_uv_bin()
     except (ImportError, FileNotFoundError):
         raise PlanError(
-            "the control node's environment has no uv, which locks a script's packages: install "
-            "requirements/control.txt there"
+            "uv, which locks the packages of a script, is not installed in the control "
+            "node's environment: install requirements/control.txt there"
         ) from None
 
 

@@ -74,13 +74,15 @@ def without_wheel(lock: Pylock, pythons: Mapping[str, Sequence[str]]) -> list[Pa
                 continue
             if package.wheels or package.sdist is None:
                 problems.append(
-                    f"{package.name} {package.version} has no wheel for Python {python} of "
+                    f"{package.name} {package.version} has no wheel for Python {python} on "
                     f"{', '.join(hosts)}."
                 )
             else:
                 lacking[package.name] = package
     if problems:
-        remedy = "Ask for another version, or use hosts with another Python (tensorflow_python)."
+        remedy = (
+            "Request another version, or use another Python on these hosts (tensorflow_python)."
+        )
         raise PlanError("\n".join([*problems, remedy]))
     return [*lacking.values()]
 
@@ -104,15 +106,15 @@ def build(packages: Sequence[Package], folder: Path, indexes: Sequence[str]) -> 
         problem = _pip(["wheel", "--wheel-dir", str(folder)], [*indexes, line])
         if problem:
             raise PlanError(
-                f"{package.name} {package.version} has no wheel, and none can be built of its "
-                f"source: ask for another version, or another package. {problem}"
+                f"{package.name} {package.version} has no wheel, and building one from "
+                f"source failed: request another version, or use another package. {problem}"
             )
     for path in folder.glob("*.whl"):
         _, _, _, tags = parse_wheel_filename(path.name)
         if any(tag.platform != "any" for tag in tags):
             raise PlanError(
-                f"{path.name.split('-')[0]} has no wheel, and holds code that must be compiled for "
-                "each host: ask for another version, or another package"
+                f"{path.name.split('-')[0]} has no wheel, and contains code that must be "
+                "compiled on each host: request another version, or use another package"
             )
 
 
@@ -150,9 +152,9 @@ def _pip(command: Sequence[str], lines: Sequence[str]) -> str:
             timeout=_LIMIT_S,
         )
     except subprocess.TimeoutExpired:
-        return f"It took more than {_LIMIT_S:.0f} s."
+        return f"The download took more than {_LIMIT_S:.0f} s."
     if done.returncode:
-        return f"The last lines of pip:\n{uv.last_lines(done.stderr)}"
+        return f"Last lines of pip's output:\n{uv.last_lines(done.stderr)}"
     return ""
 
 

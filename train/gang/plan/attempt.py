@@ -131,12 +131,12 @@ def _require_tensorflow(
     if lacking and (script.path == staging.WORKER or script_imports.needs_tensorflow(entry, files)):
         raise PlanError(
             "; ".join(
-                f"TensorFlow is not installed on {names_of(names)}: {python} does not find it, and "
-                f"{script.path.name} imports it"
+                f"TensorFlow is not installed on {names_of(names)}: {python} cannot import "
+                f"it, but {script.path.name} needs it"
                 for python, names in lacking.items()
             )
-            + f". Remedy: {suggestions.filled(INSTALL)}, or set train_job_python to an interpreter "
-            "that has it"
+            + f". Remedy: {suggestions.filled(INSTALL)}, or set train_job_python to an "
+            "interpreter with TensorFlow"
         )
 
 
@@ -212,8 +212,8 @@ def _unused_gpus(hosts: plan.Hosts) -> list[str]:
         host for host, facts in hosts.items() if facts["gpus"] and facts["gpus_wanted"] == gpus.NONE
     ]
     warning = (
-        f"{', '.join(unused)} train on the CPU, though there are GPUs: train_job_gpus is none "
-        "(auto takes them; setup.yml then needs tensorflow_variant auto or gpu)"
+        f"{', '.join(unused)} train on the CPU although GPUs are available: train_job_gpus "
+        "is none (auto uses them; set tensorflow_variant to auto or gpu for setup.yml)"
     )
     return [warning] if unused else []
 

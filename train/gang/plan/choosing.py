@@ -26,7 +26,7 @@ def choose_hosts(play: connections.Play, args: Args) -> Result:
         earlier = [rank["host"] for rank in manifest["ranks"]]
     missing, machines, unreachable = _machines(play, checks, first)
     if unreachable and len(unreachable) == len(checks):
-        raise NothingAnsweredError("no host answered, and nothing was started")
+        raise NothingAnsweredError("no host answered; nothing was started")
     # The host's own failed task shows why it is unreachable.
     brief = {**missing, **dict.fromkeys(unreachable, "unreachable")}
     chosen = placement.choose(groups, brief, least=int(args["min_workers"]), earlier=earlier)
@@ -54,7 +54,7 @@ def _known_manifest(play: connections.Play, checks: Mapping[str, Returned], args
 def _left_out(reasons: Mapping[str, str]) -> list[str]:
     """Return a warning for each reason to leave hosts out."""
     return [
-        f"{login_failures.names_of(names)} {'is' if len(names) == 1 else 'are'} left out: {why}"
+        f"{login_failures.names_of(names)} {'is' if len(names) == 1 else 'are'} excluded: {why}"
         for why, names in placement.by_reason(reasons).items()
     ]
 
@@ -70,8 +70,8 @@ def _machines(
     for host, checked in checks.items():
         if host not in play.hosts:
             lacking[host] = (
-                "is not in this play, and a gang needs all hosts of its inventory: run it "
-                "without --limit, and with `hosts:` that has all of the groups"
+                "is not in this play, but a gang needs all hosts of its inventory: run it "
+                "without --limit, and include all groups in `hosts:`"
             )
             continue
         reason = reports.bounded(str(checked.get("msg") or "was not checked").strip())
@@ -83,7 +83,7 @@ def _machines(
             try:
                 machines[host] = reports.facts(checked["host"])["machine"]
             except reports.ReportError as error:
-                lacking[host] = f"what it reports of itself is malformed: {error}"
+                lacking[host] = f"its report is malformed: {error}"
     if first and lacking:
         shared = placement.by_reason(lacking).items()
         named = (f"{login_failures.names_of(hosts)}: {reason}" for reason, hosts in shared)

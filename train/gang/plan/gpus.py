@@ -68,7 +68,7 @@ def _share_machine(members: Sequence[PlannedRank], hosts: Hosts) -> None:
                 for found in _busy(device, facts):
                     if not found["waits"]:
                         why, remedy = found["why"], found["remedy"]
-                        raise PlanError(f"{host} names {device}, which is {why}: {remedy}")
+                        raise PlanError(f"{host} requests {device}, which is {why}: {remedy}")
             rank["gpus"] = _visible(named, wanted) if gpus else None
     if waiting:
         names = [rank["host"] for rank in waiting]
@@ -88,22 +88,22 @@ def _free(waiting: Sequence[str], machine: HostFacts, used: Set[int]) -> list[in
         if len(free) >= len(waiting):
             return free
     names, count = ", ".join(waiting), _count(len(wholes), "GPU")
-    by_name = f", of which other ranks name {len(used)}" if used else ""
+    by_name = f", {len(used)} of them assigned to other ranks" if used else ""
     taken = [(device, found[0]) for device, found in busy.items() if found]
     if taken:
         reasons = "; ".join(f"{device} is {found['why']}" for device, found in taken)
         raise PlanError(
-            f"{names}: there are too few free GPUs, the machine has {count}{by_name}; {reasons}: "
+            f"{names}: not enough free GPUs: the machine has {count}{by_name}; {reasons}: "
             f"{taken[0][1]['remedy']}"
         )
     remedy = (
-        "set its train_job_gpus to none, or name fewer GPUs there"
+        "set its train_job_gpus to none, or assign fewer GPUs to the other ranks"
         if len(waiting) == 1
-        else "set train_job_gpus to none for all ranks, which then train on CPUs, or take ranks of "
-        "this machine out of the inventory"
+        else "set train_job_gpus to none for all ranks, to train on CPUs, or remove ranks on "
+        "this machine from the inventory"
     )
     raise PlanError(
-        f"{names}: {_count(len(waiting), 'rank')} of one machine would need a GPU, and it has "
+        f"{names}: not enough GPUs for {_count(len(waiting), 'rank')} on one machine, which has "
         f"{count}{by_name}: {remedy}"
     )
 
@@ -125,8 +125,8 @@ def _named(host: str, wanted: Any, gpus: Sequence[Gpu]) -> list[_Device]:
         isinstance(name, bool) or not isinstance(name, int | str) for name in wanted
     ):
         raise PlanError(
-            f"train_job_gpus of {host} is {wanted!r}: it takes auto, none, or a list of indices or "
-            "UUIDs such as [0, 1]"
+            f"train_job_gpus of {host} is {wanted!r}: use auto, none, or a list of indices "
+            "or UUIDs such as [0, 1]"
         )
     known: dict[str, _Device] = {}
     for gpu in gpus:
@@ -138,8 +138,9 @@ def _named(host: str, wanted: Any, gpus: Sequence[Gpu]) -> list[_Device]:
         if str(name) not in known:
             listed = "".join(f", {gpu['index']}" for gpu in gpus)
             raise PlanError(
-                f"train_job_gpus of {host} names GPU {name}, which does not exist: its machine has "
-                f"{_count(len(gpus), 'GPU')}{listed} (nvidia-smi -L lists them with their UUIDs)"
+                f"train_job_gpus of {host} contains GPU {name}, which does not exist: its "
+                f"machine has {_count(len(gpus), 'GPU')}{listed} (nvidia-smi -L lists them "
+                "with their UUIDs)"
             )
     return [known[str(name)] for name in wanted]
 
@@ -147,11 +148,12 @@ def _named(host: str, wanted: Any, gpus: Sequence[Gpu]) -> list[_Device]:
 def _take(device: _Device, host: str, taken: list[tuple[_Device, str]]) -> None:
     for other, owner in taken:
         if (device, host) == (other, owner):
-            raise PlanError(f"{host} names {device} twice: change train_job_gpus")
+            raise PlanError(f"{host} lists {device} twice: change train_job_gpus")
         if device.overlaps(other):
             raise PlanError(
-                f"{owner} names {other}, and {host} names {device} on the same machine: a GPU or a "
-                "part of it belongs to one rank; change train_job_gpus"
+                f"{owner} requests {other}, and {host} requests {device} on the same "
+                "machine, but a GPU or a part of it can belong to one rank only: change "
+                "train_job_gpus"
             )
     taken.append((device, host))
 

@@ -58,12 +58,15 @@ def choose(
     lost = {host: why for host, why in missing.items() if host not in known[SPARE]}
     named = "; ".join(f"{names_of(hosts)}: {why}" for why, hosts in by_reason(lost).items())
     if len(servers) < len(known["ps"]):
-        raise PlanError(f"{named}: there is no spare host for a parameter server (group {SPARE})")
+        raise PlanError(
+            f"{named}: no spare host is available for a parameter server (group {SPARE})"
+        )
     if len(trainers) < min(least or len(wanted), len(wanted)):
         limit = f"{least} or more" if least else f"all {len(wanted)}"
         raise PlanError(
-            f"{named}: {len(trainers)} of {len(wanted)} workers are left, the limit is {limit} "
-            f"(train_job_min_workers); hosts of the inventory group {SPARE} would step in"
+            f"{named}: {len(trainers)} of {len(wanted)} workers are left, the limit is "
+            f"{limit} (train_job_min_workers); add hosts to the inventory group {SPARE} to "
+            "replace lost ones"
         )
     if there["evaluator"] != known["evaluator"] and not least:
         raise PlanError(f"{named}: set train_job_min_workers to continue without an evaluator")
@@ -97,9 +100,9 @@ def aliases(machines: Mapping[str, str], reached: Mapping[str, str]) -> list[str
     for host, machine in machines.items():
         named.setdefault(machine, {}).setdefault(reached[host], host)
     return [
-        f"{' and '.join(names.values())} are one machine under {len(names)} names "
-        f"({', '.join(names)}), which playbooks/setup.yml takes for {len(names)} machines: give "
-        "them the same ansible_host and ansible_port"
+        f"{' and '.join(names.values())} are the same machine under {len(names)} names "
+        f"({', '.join(names)}), which playbooks/setup.yml treats as {len(names)} machines: "
+        "set the same ansible_host and ansible_port"
         for names in named.values()
         if len(names) > 1
     ]

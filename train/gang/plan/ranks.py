@@ -23,18 +23,19 @@ def plan_ranks(groups: Mapping[str, Sequence[str]], hosts: Hosts) -> list[Planne
     """
     members = [(kind, host) for kind in records.TASK_TYPES for host in groups.get(kind, ())]
     if not groups.get("worker") and not groups.get("chief"):
-        raise PlanError("the inventory has no host in the groups chief and worker: add one")
+        raise PlanError("the inventory groups chief and worker are empty: add a host")
     for _, host in members:
         kinds = [kind for kind, name in members if name == host]
         if len(kinds) > 1:
             raise PlanError(
-                f"host {host} is in the groups {' and '.join(kinds)}: one inventory host is one "
-                "rank; give the second rank an inventory host of its own with the same ansible_host"
+                f"host {host} is in the groups {' and '.join(kinds)}, but each inventory "
+                "host is one rank: for the second rank, add another inventory host with "
+                "the same ansible_host"
             )
     for kind in ("chief", "evaluator"):
         if len(groups.get(kind, ())) > 1:
             named = ", ".join(groups[kind])
-            raise PlanError(f"group {kind} has {named}: TensorFlow takes at most one {kind}")
+            raise PlanError(f"group {kind} has {named}, but TensorFlow supports at most one {kind}")
     _check_ports(members, hosts)
     _check_versions(hosts)
 
@@ -67,8 +68,8 @@ def _check_ports(members: Sequence[tuple[str, str]], hosts: Hosts) -> None:
             other = taken.setdefault((place, port), host)
             if other != host:
                 raise PlanError(
-                    f"{other} and {host} are two ranks with one address and port, {address}:{port}:"
-                    " give each a train_job_port of its own"
+                    f"the ranks {other} and {host} have the same address and port, "
+                    f"{address}:{port}: set a different train_job_port for each"
                 )
 
 

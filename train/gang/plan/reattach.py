@@ -34,11 +34,11 @@ _MANIFEST = fields(
         "job": reports.job,
         "created_at": reports.real,
         "script": text(reports.MAX_PATH),
-        "entry": matching(r"[^/\x00-\x1f\x7f-][^/\x00-\x1f\x7f]*", "is no name of a file"),
-        "module": matching(r"(?:[^\W\d]\w*(?:\.[^\W\d]\w*)*)?", "is not the name of a module"),
+        "entry": matching(r"[^/\x00-\x1f\x7f-][^/\x00-\x1f\x7f]*", "is not a file name"),
+        "module": matching(r"(?:[^\W\d]\w*(?:\.[^\W\d]\w*)*)?", "is not a module name"),
         "arguments": _ARGUMENTS,
         "rank_arguments": mapping(_HOST, _ARGUMENTS, _RANKS),
-        "code_sha256": matching("[0-9a-f]{64}", "is no SHA-256"),
+        "code_sha256": matching("[0-9a-f]{64}", "is not a SHA-256"),
         "attempt": reports.integer(1, 10**6),
         "attempts": items(record(Attempt, ranks=mapping(task, _HOST, _RANKS))),
         "results_dirs": mapping(_HOST, task, _RANKS),
@@ -59,11 +59,11 @@ def check(value: object, job: str, inventory: Inventory) -> Manifest:
     """
     checked: Manifest = _MANIFEST(value)
     if checked["job"] != job:
-        raise ReportError(f"is of job {checked['job']}")
+        raise ReportError(f"belongs to job {checked['job']}")
     ranks = checked["ranks"]
     tasks, hosts = {rank["task"] for rank in ranks}, {rank["host"] for rank in ranks}
     if not ranks or min(len(tasks), len(hosts)) < len(ranks):
-        raise ReportError("has no ranks, or two with one task or host")
+        raise ReportError("has no ranks, or several with the same task or host")
     if checked["attempt"] not in [attempt["attempt"] for attempt in checked["attempts"][-1:]]:
         raise ReportError("does not describe its last attempt")
     for rank in ranks:
@@ -72,7 +72,7 @@ def check(value: object, job: str, inventory: Inventory) -> Manifest:
     manifest = renaming.in_names_of({**reports.bounded(value), **checked}, inventory)
     for host in (rank["host"] for rank in manifest["ranks"]):
         if host not in inventory.names:
-            raise ReportError(f"names a host that is not in the inventory: {host}")
+            raise ReportError(f"contains a host that is not in the inventory: {host}")
     return manifest
 
 
@@ -96,16 +96,19 @@ def choose(
         try:
             found[host] = check(value, job, inventory)
         except ReportError as error:
-            warnings.append(f"what {host} keeps of job {job} is passed over: its job.json {error}")
+            warnings.append(f"ignoring the record of job {job} on {host}: its job.json {error}")
     constant = {host: _constant(manifest) for host, manifest in found.items()}
     if own is not None:
         for host in [host for host in found if constant[host] != _constant(own)]:
             del found[host]
-            warnings.append(f"{host} keeps another job of the id {job}: it is passed over")
+            warnings.append(
+                f"ignoring the record of job {job} on {host}: it is another job with the same id"
+            )
     elif len({repr(sorted(part.items())) for part in constant.values()}) > 1:
         raise PlanError(
-            f"the hosts do not agree on what job {job} is ({', '.join(found)}): attach from the "
-            "control node that started it, or compare job.json in its folder on each host"
+            f"the hosts have different records of job {job} ({', '.join(found)}): attach "
+            "from the control node that started it, or compare job.json in its folder on "
+            "each host"
         )
     candidates = [*found.values(), *filter(None, [own])]
     sure = [m for m in candidates if m is own or _is_confirmed(m, found)]
@@ -143,7 +146,7 @@ def find(play: connections.Play, args: connections.Args) -> dict[str, object]:
     """
     job = str(args["job"])
     if not job:
-        raise PlanError("which job? name it: -e train_job_id=JOB")
+        raise PlanError("no job given: set train_job_id (-e train_job_id=JOB)")
     run_folders.check_id(job)
     names = [host for hosts in args["groups"].values() for host in hosts]
     states = {name: play.registered(name, args["registered"]) for name in names}
@@ -159,10 +162,10 @@ def find(play: connections.Play, args: connections.Args) -> dict[str, object]:
     if unreachable and (members <= unreachable or unreachable == set(names)):
         raise NothingAnsweredError("no host of the job answered")
     if newest is None or members - set(names):
-        problem = f"no host has anything of job {job} in {args['root']}"
+        problem = f"no host has job {job} in {args['root']}"
         if newest is not None:
             unknown = names_of(sorted(members - set(names)))
-            problem = f"job {job} runs on hosts that this inventory does not have: {unknown}"
+            problem = f"job {job} runs on hosts that are not in this inventory: {unknown}"
         silent = names_of(sorted(unreachable)) if unreachable else "none"
         raise PlanError(
             f"{problem} (unreachable: {silent}): is this the inventory that the job was started "
@@ -221,7 +224,7 @@ def _rank(
             return {**rank, "host": planned["host"], "start_error": ""}
     known: Any = facts.get(planned["host"], {"root": root, "host_python": "python3"})
     job_dir = f"{known['root']}/jobs/{manifest['job']}"
-    error = "whoever started the job ended before its turn came"
+    error = "it was not started, because the control node stopped before that"
     return {
         "host": planned["host"],
         "job": manifest["job"],
@@ -252,7 +255,9 @@ def fetch_archive(
                 fetched = Path(fresh, archive.name)
                 play.fetch(host, f"{folder}/{archive.name}", fetched, limit)
                 if archives.digest(fetched, staging.LARGEST) != sha256:
-                    raise archives.ArchiveError("it is not what the job was started with")
+                    raise archives.ArchiveError(
+                        "it differs from the code that the job was started with"
+                    )
                 fetched.replace(archive)
             return []
         except (archives.ArchiveError, *connections.FETCH_ERRORS) as error:
@@ -260,6 +265,6 @@ def fetch_archive(
             warnings.append(f"{archive.name} was not fetched from {host}: {reason}")
     return [
         *warnings,
-        f"without {archive.name} the job cannot be started again from here: raise "
+        f"without {archive.name} the job cannot be restarted from here: raise "
         "train_job_code_limit_mb if it is too large, and attach again",
     ]

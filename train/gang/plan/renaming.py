@@ -99,8 +99,8 @@ def _name_of(
         found = there or found
         if len(set(found.values())) > 1:
             raise PlanError(
-                f"several hosts report {rank['task']} of job {manifest['job']}: use the inventory "
-                "that it was started with"
+                f"several hosts report {rank['task']} of job {manifest['job']}: use the "
+                "inventory that the job was started with"
             )
         return next(iter(found))
     silent = [name for name in inventory.names if not inventory.ranks.get(name)]

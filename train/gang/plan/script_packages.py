@@ -107,9 +107,9 @@ def _environments(hosts: Hosts) -> dict[str, Environment]:
 def _environment(name: str, python: str, environment: Environment | None) -> Environment:
     if environment is None:
         raise PlanError(
-            f"{name}: {python} is not of an environment that setup.yml made for TensorFlow alone, "
-            "and --requirements (train_job_requirements) puts packages on top of such a one: "
-            "install them there yourself, or leave train_job_python out"
+            f"{name}: {python} does not belong to an environment created by setup.yml, "
+            "which --requirements (train_job_requirements) needs: install the packages "
+            "there yourself, or remove train_job_python"
         )
     return environment
 
@@ -126,8 +126,9 @@ def _locked(
         base = _base(args, environment)
         if hashlib.sha256(base.read_bytes()).hexdigest() != environment["lock_sha256"]:
             raise PlanError(
-                f"{name}: TensorFlow's environment in {environment['root']} was made from another "
-                f"lock than {base}: run `{suggestions.command('setup', tags='tensorflow')}` first"
+                f"{name}: TensorFlow's environment in {environment['root']} was installed "
+                f"from a different lock than {base}: run "
+                f"`{suggestions.command('setup', tags='tensorflow')}` first"
             )
         bases[environment["variant"]] = base
     send_all = bool(args["send_wheels"])
@@ -178,9 +179,9 @@ def _warning(modules: list[str], names: tuple[str, ...], asked: Requested | None
     packages = [package_of(module, asked) for module in modules]
     listed = {line.requirement.name for line in asked.packages} if asked else set()
     if asked and listed.issuperset(packages):
-        return f"{named}; {asked.path} has {' and '.join(packages)}: add --requirements"
+        return f"{named}; {asked.path} lists {' and '.join(packages)}: pass --requirements"
     path = asked.path if asked else "requirements.txt next to the script"
-    return f"{named}: write {' and '.join(packages)} into {path}, and add --requirements"
+    return f"{named}: add {' and '.join(packages)} to {path}, and pass --requirements"
 
 
 def keep(packages: Packages, run_dir: Path) -> None:

@@ -70,20 +70,21 @@ def find_script(script: str, module: str = "") -> Script:
         names = mains[:1] or names
         if len(names) != 1:
             raise PlanError(
-                f"{path} holds {len(names)} Python files and no main.py: name the script to run"
+                f"{path} contains {len(names)} Python files but no main.py: pass the path "
+                "of the script to run"
             )
         folder, entry = path, names[0]
     elif path.is_file():
         folder, entry = path.parent, path.name
     else:
         raise PlanError(
-            f"there is no script {path}: --script and train_job_script take a file or a directory "
-            "of this control node"
+            f"no such script: {path}. --script (train_job_script) takes a file or directory "
+            "on this control node"
         )
     if _is_common(folder):
         raise PlanError(
-            f"{path} lies in {folder}, and a script is sent with its neighbours: move it to a "
-            "directory of its own"
+            f"{path} is in {folder}, and the whole directory of a script is copied to the "
+            "hosts: move the script to its own directory"
         )
     return Script(folder, entry, module)
 
@@ -92,21 +93,21 @@ def _find_module(folder: Path, module: str) -> tuple[Path, str]:
     parts = module.split(".")
     if not all(part.isidentifier() for part in parts):
         raise PlanError(
-            f"{module!r} is not the name of a module: --module and train_job_module take names "
-            "such as trainer.task"
+            f"{module!r} is not a module name: --module (train_job_module) takes names such "
+            "as trainer.task"
         )
     if not folder.is_dir():
         raise PlanError(
-            f"{folder} is not a directory: with --module (train_job_module), --script names the "
-            f"directory that contains {parts[0]}"
+            f"{folder} is not a directory: with --module (train_job_module), --script must "
+            f"be the directory that contains {parts[0]}"
         )
     path = Path(*parts)
     for entry in (path.with_suffix(".py"), path / "__main__.py"):
         if (folder / entry).is_file():
             return folder, str(entry)
     raise PlanError(
-        f"there is no module {module} in {folder}: neither {path.with_suffix('.py')} nor "
-        f"{path / '__main__.py'} (--module, train_job_module)"
+        f"no module {module} in {folder}: neither {path.with_suffix('.py')} nor "
+        f"{path / '__main__.py'} exists (--module, train_job_module)"
     )
 
 
@@ -126,13 +127,13 @@ def find_includes(include: str | Sequence[str]) -> list[Path]:
         path = Path(os.path.abspath(Path(text).expanduser()))  # noqa: PTH100
         if not path.is_file() and not path.is_dir():
             raise PlanError(
-                f"there is no file or folder {path}: --include and train_job_include take those of "
-                "this control node"
+                f"no such file or folder: {path}. --include (train_job_include) takes files "
+                "and folders on this control node"
             )
         if path.is_dir() and _is_common(path.resolve()):
             raise PlanError(
-                f"{path} is not to be included as a whole (--include, train_job_include): name "
-                "what is needed of it"
+                f"{path} cannot be included as a whole (--include, train_job_include): pass "
+                "only the files and folders that the script needs"
             )
         other = found.setdefault(path.name, path)
         if other != path:
@@ -184,14 +185,14 @@ def code_files(
     for path in include:
         if path.name in taken:
             raise PlanError(
-                f"{path} cannot be included as {path.name}: the script's folder {folder} is staged "
-                "with something of that name; rename it"
+                f"{path} cannot be included as {path.name}: the script's folder {folder} "
+                "already has an entry with that name; rename one of them"
             )
         inner = [(path, path.name)]
         if path.is_dir():
             inner = [(file, f"{path.name}/{name}") for file, name in staged_files(path, exclude)]
         if not inner:
-            raise PlanError(f"{path} is to be included, and holds no file to stage")
+            raise PlanError(f"{path} is included, but contains no files to copy")
         code += inner
     sizes: Counter[str] = Counter()
     for path, name in code:
@@ -199,10 +200,10 @@ def code_files(
     total_mb = sizes.total() / 2**20
     if total_mb > limit_mb:
         largest = ", ".join(f"{n} ({size / 2**20:.0f} MiB)" for n, size in sizes.most_common(3))
-        what = f"{folder} with what is included" if include else f"{folder}"
+        what = f"{folder} with the included files" if include else f"{folder}"
         raise PlanError(
-            f"{what} comes to {total_mb:.0f} MiB, the limit is {limit_mb:g} MiB "
-            f"(train_job_code_limit_mb); the largest: {largest}. Name what is not needed in "
+            f"the size of {what} is {total_mb:.0f} MiB, the limit is {limit_mb:g} MiB "
+            f"(train_job_code_limit_mb); largest: {largest}. List unneeded files in "
             f"{folder / IGNORE_FILE}"
         )
     return code
@@ -221,15 +222,17 @@ def pack(code: Sequence[tuple[Path, str]], archive: Path) -> str:
 def check_archive(archive: Path, sha256: str) -> None:
     """Raise PlanError if this is not the job's archive: it may come from a host."""
     if not archive.is_file():
-        raise PlanError(f"there is no {archive}, which was sent to the hosts: attach to the job")
+        raise PlanError(
+            f"{archive}, which was sent to the hosts, does not exist: attach to the job"
+        )
     try:
         found = archives.digest(archive, LARGEST)
     except archives.ArchiveError as error:
         found = str(error)
     if found != sha256:
         raise PlanError(
-            f"{archive} is not what the job was started with (SHA-256 {sha256}, here {found}): "
-            "remove it and attach to the job again"
+            f"{archive} differs from the code that the job was started with (SHA-256 "
+            f"{sha256}, here {found}): remove it and attach to the job again"
         )
 
 

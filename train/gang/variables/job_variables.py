@@ -85,8 +85,8 @@ def check_names(names: Collection[Any], known: Collection[str]) -> Iterator[str]
     for name in names:
         if isinstance(name, str) and name.startswith("train_job_") and name not in known:
             near = difflib.get_close_matches(name, sorted(known), n=2)
-            meant = f"did you mean {' or '.join(near)}?" if near else "docs/variables.md has all"
-            yield f"there is no variable {name}: {meant}"
+            meant = f"did you mean {' or '.join(near)}?" if near else "see docs/variables.md"
+            yield f"unknown variable {name}: {meant}"
 
 
 def problem_of(name: str, value: Any, option: Option, place: str, default: Any) -> str:
@@ -99,8 +99,8 @@ def problem_of(name: str, value: Any, option: Option, place: str, default: Any) 
         given = kind_of(value) if option.secret else shown(value)
         such = "" if default in (None, "", [], {}) else f", such as {json.dumps(default)}"
         return (
-            f"{name} of {{hosts}} is {given}{at(place)}, expected {error}: change it{such}, or "
-            "leave it out"
+            f"{name} of {{hosts}} is {given}{at(place)}, expected {error}: change it{such}, "
+            "or remove it"
         )
     return ""
 
@@ -132,8 +132,8 @@ def differences(
                 for key, hosts in values.items()
             ]
             yield (
-                f"{name} holds for the whole gang, and differs between its hosts: "
-                f"{'; '.join(each)}. Give all hosts the same"
+                f"{name} must be the same for the whole gang, but differs between hosts: "
+                f"{'; '.join(each)}. Set the same value for all hosts"
             )
 
 

@@ -22,7 +22,7 @@ def words(value: Any, written: Written) -> list[str]:
     if not isinstance(value, (list, tuple)):
         raise ValueError(
             f"is {shown(value)}, expected a list or a string: "
-            'give it as [--steps, "3"] or as "--steps 3"'
+            'write [--steps, "3"] or as "--steps 3"'
         )
     found = []
     for number, item in enumerate(value, 1):
@@ -37,7 +37,7 @@ def words(value: Any, written: Written) -> list[str]:
 
 def _split(text: str) -> list[str]:
     if "\0" in text:
-        raise ValueError("is a text with a NUL character, which no argument can hold")
+        raise ValueError("contains a NUL character, which arguments cannot contain")
     if text.lstrip()[:1] == "[":  # as -e train_job_args='[--steps, 3]' arrives
         try:
             loaded = yaml.load(text, yaml.BaseLoader)
@@ -49,6 +49,6 @@ def _split(text: str) -> list[str]:
         return shlex.split(text.replace("\\\n", ""))
     except ValueError as error:
         raise ValueError(
-            f"is {shown(text)}, which cannot be split as a shell does ({error}): close the "
-            "quotation, or give a list"
+            f"is {shown(text)}, which cannot be split like a shell command ({error}): close "
+            "the quotes, or use a list"
         ) from None

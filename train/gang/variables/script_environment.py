@@ -57,21 +57,24 @@ def merge(levels: Sequence[Any], sources: Sources) -> tuple[dict[str, str], list
 def _wrong_name(name: Any) -> str:
     if not isinstance(name, str):
         return (
-            f"has a name that YAML reads as {json.dumps(name, default=str)}, {kind_of(name)}; "
-            "expected the name of an environment variable: quote it"
+            f"has a key that YAML reads as {json.dumps(name, default=str)}, "
+            f"{kind_of(name)}; expected the name of an environment variable: quote it"
         )
     if not name or "=" in name or "\0" in name:
-        return f"has the name {str(name)!r}: the name of an environment variable has no '=' or NUL"
+        return (
+            f"has the key {str(name)!r}: the name of an environment variable cannot contain '=' "
+            "or NUL"
+        )
     return ""
 
 
 def _remedy(name: Any, value: Any) -> str:
     if isinstance(value, str):
-        return "which no environment variable can hold: remove it"
+        return "which environment variables cannot contain: remove it"
     if isinstance(value, bool):
         return f'expected text or a number: quote it as the script expects it, {name}: "1"'
     if value is None:
-        return f'expected text or a number: leave it out, or set {name}: ""'
+        return f'expected text or a number: remove it, or set {name}: ""'
     if isinstance(value, (Mapping, list, tuple)):
         return f"expected text or a number: quote it, such as {name}: '{{\"a\": 1}}'"
     return f'expected text or a number: quote it, {name}: "..."'

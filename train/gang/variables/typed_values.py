@@ -78,7 +78,7 @@ def text_of(value: Any, written: Written) -> str:
     """
     if isinstance(value, str):
         if "\0" in value:
-            raise ValueError("a text with a NUL character")
+            raise ValueError("text with a NUL character")
         return str(value)
     if isinstance(value, (int, float, datetime.date)) and not isinstance(value, bool):
         return written(value) or str(value)

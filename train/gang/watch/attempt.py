@@ -71,7 +71,7 @@ def report(play: connections.Play, args: Args) -> dict[str, object]:
     ended = outcome.Outcome(**(records.read_json(str(run_dir / OUTCOME_FILE)) or {}))
     if args["trouble"]:
         attach = suggestions.command("attach", job=args["job"])
-        reason = f"its results were not fetched: {args['trouble']}: try again with `{attach}`"
+        reason = f"its results were not fetched: {args['trouble']}; try again with `{attach}`"
         ended = replace(ended, message=f"{ended.message}; {reason}")
     result = outcome.result_of(args["job"], ended, gang.views, attempts=int(args["attempt"]))
     result["strict"] = bool(args["strict"])
@@ -123,9 +123,7 @@ def _announce_restart(run_dir: Path, result: Result) -> None:
     about = {name: value for name, value in result.items() if name in names}
     journal.write_event(run_dir, restart={"attempt": number, "delay": delay, **about})
     first = result["message"].partition("\n")[0]
-    connections.say(
-        f"attempt {number - 1} failed: {first}; attempt {number} follows in {delay:g} s"
-    )
+    connections.say(f"attempt {number - 1} failed: {first}; attempt {number} starts in {delay:g} s")
 
 
 def _trouble_with_files(play: connections.Play, args: Args, rank: RankResult) -> str:
@@ -197,7 +195,10 @@ def fetch_logs(play: connections.Play, args: Args) -> dict[str, object]:
     folder, growing = Path(args["run_dir"]).expanduser(), bool(args["follow"])
     # On a machine with several ranks, some may have no inventory host.
     targets = [_target(play, rank["seen_by"][0], rank, {}, {}) for rank in args["ranks"]]
-    busy = f"another process follows a job into {folder}: give another folder (train_job_logs_dir)"
+    busy = (
+        f"another process already writes the logs of a job to {folder}: choose another folder "
+        "(train_job_logs_dir)"
+    )
     logs = _Logs(targets, folder, Hosts(play).poll, _limits(args), busy)
     return logs.fetch([int(rank["log_from"]) for rank in args["ranks"]], growing)
 

@@ -35,15 +35,17 @@ _CRASHED = "it crashed in native code, and the stacks in its log show where: "
 CRASHES = {
     signal.SIGSEGV: _CRASHED + "update or replace the package at the top of the stack, and check "
     "that its version fits TensorFlow's",
-    signal.SIGABRT: _CRASHED + "a library gave up, and its message is before the stacks",
-    signal.SIGBUS: _CRASHED + "often /dev/shm or a disk is full, or a file was shortened while it "
-    "was mapped",
-    signal.SIGFPE: _CRASHED + "often an integer was divided by zero, as for an empty batch",
-    signal.SIGILL: _CRASHED + "this CPU lacks instructions of this build, so install one for it "
-    "or leave the host out",
+    signal.SIGABRT: _CRASHED + "a library aborted; its message precedes the stacks",
+    signal.SIGBUS: _CRASHED
+    + "often, /dev/shm or a disk is full, or a file was truncated while it was mapped",
+    signal.SIGFPE: _CRASHED
+    + "often, an integer was divided by zero, for example with an empty batch",
+    signal.SIGILL: _CRASHED
+    + "this CPU lacks instructions that the build uses: install a suitable build, or remove "
+    "the host",
 }
 
-_DOCTOR = f"`{suggest('doctor')}` does"
+_DOCTOR = f"`{suggest('doctor')}`"
 
 CAUSES = {
     ends.EXIT: Cause(False, "fix the script: it would fail the same way again"),
@@ -57,40 +59,46 @@ CAUSES = {
     ),
     ends.START_TIMEOUT: Cause(
         False,
-        "see in its log what it does before it makes its strategy, or raise the limit that is "
-        "named",
+        "check in its log what it does before it creates its strategy, or raise the limit "
+        "named above",
     ),
-    ends.HUNG: Cause(True, "its stacks show where it waited; see train_job_hang_factor"),
-    ends.LINGERED: Cause(False, "let the script end what it starts, and exit"),
+    ends.HUNG: Cause(True, "its stacks show where it was waiting; see train_job_hang_factor"),
+    ends.LINGERED: Cause(
+        False, "let the script end the threads and processes that it starts, and exit"
+    ),
     ends.MAX_RUNTIME: Cause(False, f"raise train_job_max_runtime, then `{suggest('restart')}`"),
     ends.SUPERVISOR: Cause(True, "find out who killed the supervisor"),
-    ends.INTERNAL: Cause(True, "report this fault of the launcher, with the rank's supervisor.log"),
-    ends.REBOOT: Cause(True, "find out why the host was restarted"),
+    ends.INTERNAL: Cause(
+        True, "this is a bug in the launcher: report it with the rank's supervisor.log"
+    ),
+    ends.REBOOT: Cause(True, "find out why the host rebooted"),
     ends.UNSTARTABLE: Cause(
         False, f"run `{suggest('setup', tags='tensorflow')}`, or set train_job_python"
     ),
-    ends.FENCED: Cause(False, "let the other job end, or choose another train_job_port"),
+    ends.FENCED: Cause(False, "wait until the other job ends, or choose another train_job_port"),
     cause_names.UNREACHABLE: Cause(True, "check the host and its network"),
-    cause_names.NOT_STARTED: Cause(True, "check what its host reports"),
+    cause_names.NOT_STARTED: Cause(True, "check the error that its host reports"),
     cause_names.FROZEN: Cause(True, "check what stopped the process or the host"),
-    cause_names.NETWORK: Cause(True, f"check the network between these hosts: {_DOCTOR}"),
-    cause_names.ADDRESS: Cause(False, "set train_job_address to an address that the others reach"),
+    cause_names.NETWORK: Cause(True, f"check the network between these hosts with {_DOCTOR}"),
+    cause_names.ADDRESS: Cause(
+        False, "set train_job_address to an address that the other hosts can reach"
+    ),
     cause_names.BLOCKED: Cause(
-        False, f"open the port to the other hosts: `{suggest('setup', tags='firewall')}` does"
+        False, f"open the port to the other hosts with `{suggest('setup', tags='firewall')}`"
     ),
     cause_names.PROXY: Cause(
-        False, "take the proxy out of train_job_environment, or set no_grpc_proxy"
+        False, "remove the proxy from train_job_environment, or set no_grpc_proxy"
     ),
     cause_names.LEFT: Cause(
         False,
-        "give all ranks the same number of steps (`.repeat()` with steps_per_epoch, without the "
-        "remainder), evaluate and save with a strategy in all ranks, and let them wait for one "
-        "another at the end (docs/your-script.md)",
+        "give all ranks the same number of steps (`.repeat()` with steps_per_epoch, "
+        "without the remainder), evaluate and save in all ranks if a strategy is used, and "
+        "let the ranks wait for each other at the end (docs/your-script.md)",
     ),
     cause_names.ALONE: Cause(
-        False, "make the strategy in every rank, and leave TF_CONFIG as it is"
+        False, "create the strategy in every rank, and leave TF_CONFIG unchanged"
     ),
-    cause_names.WEIGHTS: Cause(False, f"check what differs between the hosts: {_DOCTOR}"),
+    cause_names.WEIGHTS: Cause(False, f"check what differs between the hosts with {_DOCTOR}"),
 }
 
 #: Exceptions that come from the environment rather than the script, either directly or as the
@@ -186,8 +194,8 @@ class Failure:
                     return f"pass your own package with --include {path}"
         package = package_of(name)
         return (
-            f"write {package} into requirements.txt next to the script and add --requirements, or "
-            "pass your own module with --include"
+            f"add {package} to requirements.txt next to the script and pass --requirements, "
+            "or pass your own module with --include"
         )
 
 
@@ -227,14 +235,12 @@ def why_not_again(failure: Failure, before: Failure | None, restarts: int, most:
     previous attempt.
     """
     if not failure.again:
-        return "it would fail in the same way again"
+        return "it would fail the same way again"
     if before and failure.place == before.place and not failure.from_outside:
         where = f"step {failure.step}" if failure.step is not None else "the start"
-        return f"it has failed at {where} in the same way twice"
+        return f"it failed the same way twice at {where}"
     if restarts >= most:
-        return (
-            f"it was started again {restarts} times, the limit is {most} (train_job_max_restarts)"
-        )
+        return f"it was restarted {restarts} times, the limit is {most} (train_job_max_restarts)"
     return ""
 
 
@@ -268,7 +274,7 @@ def give_up(run_dir: Path, reason: str) -> None:
     """Write into ``result.json`` that no attempt follows, because the next one was refused."""
     last = last_result(run_dir)
     if last is not None:
-        lines = [last.get("message", ""), f"could not be started again: {reason}"]
+        lines = [last.get("message", ""), f"could not be restarted: {reason}"]
         lines += earlier_attempts(run_dir, last.get("attempts", 0))
         ended: Result = {"message": "\n".join(lines), "restart": False, "restart_reason": reason}
         records.write_json(str(run_dir / RESULT_FILE), {**last, **ended})

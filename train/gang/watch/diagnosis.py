@@ -48,7 +48,9 @@ def explain(probed: Mapping[str, Probed], peers: Peers) -> Finding | None:
     """
     for task, own in probed.items():
         if own["proxy"]:
-            reason = f"sends its messages to the others to a proxy, because of {own['proxy']}"
+            reason = (
+                f"sends its messages to the other ranks through a proxy, because of {own['proxy']}"
+            )
             return Finding(task, cause_names.PROXY, reason)
     for task, (address, port) in peers.items():
         if task not in probed:
@@ -63,8 +65,8 @@ def explain(probed: Mapping[str, Probed], peers: Peers) -> Finding | None:
         if len(failed) == len(by) and not own["own"] and not ended:
             addresses = ", ".join(own["addresses"]) or "none"
             reason = (
-                f"cannot be reached at {address}:{port} (train_job_address): this is no address of "
-                f"its host, which has {addresses}"
+                f"cannot be reached at {address}:{port} (train_job_address): this is not an "
+                f"address of its host, which has {addresses}"
             )
             return Finding(task, cause_names.ADDRESS, reason)
     listening = {task for task, own in probed.items() if own["listening"]}
@@ -90,11 +92,13 @@ def _of_paths(
     words = ", ".join(f"{other}: {how}" for other, how in sorted(deaf.items()))
     deafened = any(source == task for source, _ in broken)
     if task in unreached and (not deafened or len(unreached) == len(probed)):
-        reason = f"listens on port {port}, but nobody reaches it at {address}:{port} ({words})"
+        reason = (
+            f"listens on port {port}, but no other rank reaches it at {address}:{port} ({words})"
+        )
         return Finding(task, cause_names.BLOCKED, reason)
     if deafened:
         return Finding(task, cause_names.NETWORK, how_cut_off(broken, task))
-    reason = f"is not reached at {address}:{port} by all ranks ({words})"
+    reason = f"cannot be reached at {address}:{port} by some ranks ({words})"
     return Finding(task, cause_names.NETWORK, reason)
 
 
@@ -136,14 +140,14 @@ def how_cut_off(broken: Set[PathBetween], task: str) -> str:
     by = ", ".join(sorted({source for source, target in broken if target == task}))
     to = ", ".join(sorted({target for source, target in broken if source == task}))
     if by and to:
-        return f"is cut off: it does not reach {to}, and is not reached by {by}"
-    return f"does not reach {to}, which others reach" if to else f"is not reached by {by}"
+        return f"is cut off: it cannot reach {to}, and cannot be reached by {by}"
+    return f"cannot reach {to}, which others can reach" if to else f"cannot be reached by {by}"
 
 
 def each_other(broken: Set[PathBetween]) -> str:
     """Return a sentence about ranks that do not reach each other."""
     named = sorted({task for path in broken for task in path})
-    return f"{', '.join(named[:-1])} and {named[-1]} do not reach each other"
+    return f"{', '.join(named[:-1])} and {named[-1]} cannot reach each other"
 
 
 class Diagnosis:

@@ -62,10 +62,10 @@ def notes(views: Sequence[View]) -> list[str]:
             place = f"{view.target.host}:{view.target.rank_dir}/{records.CODE_DIR}"
             found.append(
                 f"{left['count']} file{'s' if several else ''} of {view.target.task} that "
-                f"look{'' if several else 's'} like results stay{'' if several else 's'} in "
-                f"{place} ({listing.size(left['bytes'])}: {', '.join(left['names'])}"
-                f"{', ...' if left['count'] > len(left['names']) else ''}): write to "
-                "$TRAIN_MODEL_DIR, or have them fetched with train_job_collect"
+                f"look{'' if several else 's'} like results remain{'' if several else 's'} "
+                f"in {place} ({listing.size(left['bytes'])}: {', '.join(left['names'])}"
+                f"{', ...' if left['count'] > len(left['names']) else ''}): "
+                "write to $TRAIN_MODEL_DIR, or fetch them with train_job_collect"
             )
     return found
 
@@ -95,8 +95,8 @@ def _never_began(training: Sequence[View]) -> Iterator[str]:
             idle.append(view)
     if idle:
         yield (
-            f"{_named(idle)} ended without opening a port or reporting a step: check that the "
-            "script was meant to train, and that it calls what it defines"
+            f"{_named(idle)} ended without opening a port or reporting a step: check that "
+            "the script is meant to train, and that it calls its training function"
         )
 
 
@@ -113,9 +113,9 @@ def _left_at_work(training: Sequence[View]) -> Iterator[str]:
     for commands, views in _alike(found).items():
         if commands:
             yield (
-                f"the script of {_named(views)} ended while processes that it had started were "
-                f"still at work, and they were ended with it ({commands}): let it wait for them, "
-                "and run nothing in the background"
+                f"the script of {_named(views)} ended while processes that it had started "
+                f"were still running, and these were killed ({commands}): let the script "
+                "wait for them, and do not leave processes in the background"
             )
 
 
@@ -124,8 +124,8 @@ def _lingered(training: Sequence[View]) -> Iterator[str]:
     for view in training:
         if view.state.get("cause") == ends.LINGERED:
             yield (
-                f"{_named([view])} {view.state.get('reason')}, so it was ended: what it does after "
-                "its steps, such as saving, may not be complete"
+                f"{_named([view])} {view.state.get('reason')}, so it was ended: work after "
+                "its last step, such as saving, may be incomplete"
             )
 
 
@@ -165,8 +165,9 @@ def _left_early(training: Sequence[View]) -> Iterator[str]:
     }
     for place, views in _alike(early).items():
         yield (
-            f"{_named(views)} ended with exit code 0 after {place}: see the end of the log; if the "
-            'script stops early on purpose, let it write a last progress record with phase "done"'
+            f"{_named(views)} ended with exit code 0 after {place}: check the end of the log; if "
+            "the script stops early on purpose, let it write a final progress record "
+            'with phase "done"'
         )
 
 
@@ -187,8 +188,9 @@ def _behind(training: Sequence[View]) -> Iterator[str]:
         }
         for place_of, views in _alike(behind).items():
             yield (
-                f"{_named(views)} ended after {place_of} while others went on to {name} {most}: "
-                "give all ranks the same number of steps, and check that each uses the strategy"
+                f"{_named(views)} ended after {place_of} while others continued to {name} "
+                f"{most}: give all ranks the same number of steps, and check that each uses "
+                "the strategy"
             )
 
 
@@ -201,7 +203,7 @@ def _without_loss(training: Sequence[View]) -> Iterator[str]:
     }
     for value, views in _alike(lost).items():
         yield (
-            f"the last loss of {_named(views)} was {value}: the model has learned nothing since; "
+            f"the last loss of {_named(views)} was {value}: the model has stopped learning; "
             "lower the learning rate, or check the data"
         )
 
@@ -211,8 +213,8 @@ def _with_an_error(training: Sequence[View]) -> Iterator[str]:
     for text, views in _alike({view: _last_error(view) for view in training}).items():
         if text:
             yield (
-                f"the log of {_named(views)} ends with an error, although the exit code was 0: "
-                f"{text}; let the script raise it, if it matters"
+                f"the log of {_named(views)} ends with an error, although the exit code was "
+                f"0: {text}; let the script raise it if it matters"
             )
 
 

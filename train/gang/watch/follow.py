@@ -49,7 +49,7 @@ class Gang(Ranks):
         metrics_dir: str,
     ) -> None:
         # Two watches of one job would both append to its logs.
-        busy = f"another process follows this job already: see {run_dir / EVENTS_FILE}"
+        busy = f"another process is already following this job: see {run_dir / EVENTS_FILE}"
         super().__init__(targets, run_dir, poll, limits, busy)
         self.run_dir, self._say_fetch = run_dir, say
         self._training = views_in_training(self.views)
@@ -103,7 +103,7 @@ class Gang(Ranks):
             return
         self._reachability.answered(view)
         if unsaved:
-            text = f"{unsaved}; the job continues, and attach fetches the rest"
+            text = f"{unsaved}; the job continues, and `attach` fetches the rest"
             self._journal.notice("disk", text, once="")
         self._notices.left_out(view, phase, holes)
         view.add_log(update["log"], update.get("last", ""))
@@ -130,8 +130,8 @@ class Gang(Ranks):
         if wrong:
             place, why = wrong[0]
             text = (
-                f"{task} ({host}): line {view.lines + place + 1} of its progress is passed over, "
-                f"as others like it will be: {why}"
+                f"{task} ({host}): line {view.lines + place + 1} of its progress is "
+                f"ignored, and further ones like it will be ignored without notice: {why}"
             )
             self._journal.notice("progress", text, view, once=task)
         self._journal.add_load(task, update)
@@ -148,7 +148,7 @@ class Gang(Ranks):
                 self._stragglers.add_reading(task, update["load"])
             slow = self._stragglers.finding()
         except Exception as error:  # the job must not depend on a host's load reports
-            text = f"slow ranks are not searched for any more: {error!r}"
+            text = f"slow ranks are no longer detected: {error!r}"
             self._journal.notice("load", text, once="")
             return
         if slow is not None:

@@ -18,13 +18,13 @@ STATES = (records.RUNNING, records.COMPLETED, records.FAILED, records.STOPPED, "
 #: The series from a rank's progress record: field, name, factor and help.
 _PROGRESS = (
     ("step", "step", 1, "Last step of the rank"),
-    ("steps", "steps_planned", 1, "Steps that the training is to have"),
-    ("epoch", "epoch", 1, "Epoch that the rank is in"),
-    ("epochs", "epochs_planned", 1, "Epochs that the training is to have"),
+    ("steps", "steps_planned", 1, "Total steps of the training"),
+    ("epoch", "epoch", 1, "Current epoch of the rank"),
+    ("epochs", "epochs_planned", 1, "Total epochs of the training"),
     ("loss", "loss", 1, "Last loss of the rank"),
-    ("examples_per_s", "examples_per_second", 1, "Examples that the rank processes in a second"),
-    ("steps_per_s", "steps_per_second", 1, "Steps that the rank makes in a second"),
-    ("memory_mb", "memory_bytes", 2**20, "Main memory that the script of the rank holds"),
+    ("examples_per_s", "examples_per_second", 1, "Examples that the rank processes per second"),
+    ("steps_per_s", "steps_per_second", 1, "Steps of the rank per second"),
+    ("memory_mb", "memory_bytes", 2**20, "Main memory used by the rank's script"),
 )
 #: Spellings in Prometheus' format of values that a progress record has as text.
 _NOT_FINITE = {"NaN": "NaN", "Infinity": "+Inf", "-Infinity": "-Inf"}
@@ -61,15 +61,19 @@ def text_of(job: str, state: str, attempt: int, views: Sequence[View]) -> str:
 
     of_job = {"train_job": job}
     states = [({**of_job, "state": name}, int(name == state)) for name in STATES]
-    add("state", "1 for what the job is at, 0 for what it is not", states)
-    add("attempt", "Which start of the gang this is", [(of_job, attempt)])
+    add("state", "1 for the current state of the job, 0 for other states", states)
+    add("attempt", "Number of the current attempt", [(of_job, attempt)])
     add("ranks_wanted", "Ranks of the attempt", [(of_job, len(views))])
-    add("ranks_up", "Ranks that run and whose hosts can be reached", [(of_job, sum(up.values()))])
-    add("last_update_timestamp_seconds", "When this was written", [(of_job, round(wall, 3))])
-    text = "1 for a rank that runs on a host that can be reached"
+    add("ranks_up", "Running ranks whose hosts can be reached", [(of_job, sum(up.values()))])
+    add(
+        "last_update_timestamp_seconds",
+        "Time at which this file was written",
+        [(of_job, round(wall, 3))],
+    )
+    text = "1 if the rank is running and its host can be reached"
     add("rank_up", text, [(of[view], int(up[view])) for view in views])
     heard = [(of[view], round(wall - now + view.heard, 3)) for view in views if view.heard]
-    add("rank_last_update_timestamp_seconds", "When the host of the rank last answered", heard)
+    add("rank_last_update_timestamp_seconds", "Time of the last answer of the rank's host", heard)
     for field, name, factor, text in _PROGRESS:
         reported: list[Sample] = []
         for view in views:
@@ -78,7 +82,7 @@ def text_of(job: str, state: str, attempt: int, views: Sequence[View]) -> str:
                 reported.append((of[view], value if isinstance(value, str) else value * factor))
         add(name, text, reported)
     found = [({**of[v], "name": name}, value) for v in views for name, value in v.metrics.items()]
-    add("metric", "Last value of a metric of the script", found)
+    add("metric", "Last value of a metric reported by the script", found)
     return "\n".join(lines) + "\n"
 
 

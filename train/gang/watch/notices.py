@@ -37,8 +37,8 @@ class Notices:
         if running and view.phase == records.RUNNING:
             text = (
                 f"{view.target.task} ({view.target.host}) made its last step "
-                f"{view.state.get('lingering_s', 0.0):.0f} s ago and has not ended: "
-                f"{', '.join(running)} still runs (train_job_exit_timeout can end it)"
+                f"{view.state.get('lingering_s', 0.0):.0f} s ago and has not exited: still "
+                f"running: {', '.join(running)} (train_job_exit_timeout can end it)"
             )
             self._journal.notice("lingering", text, view, once=view.target.task)
 
@@ -66,7 +66,7 @@ class Notices:
                 self._journal.notice("left_out", text, view, once=f"{task} {name} host")
             if view.left_out.get(name):
                 text = (
-                    f"{about}: parts of its {what} are not fetched (train_job_log_limit_mb): see "
+                    f"{about}: parts of its {what} were not fetched (train_job_log_limit_mb): see "
                 )
                 text += f"{host}:{view.target.rank_dir}/{file}"
                 self._journal.notice("left_out", text, view, once=f"{task} {name}")
@@ -102,14 +102,17 @@ class Notices:
         text = f"attempt {attempt} starts at step {self._first_step}"
         if not any(v.state.get("checkpoint_found") for v in self._views):
             if self._checkpoints:
-                text = f"attempt {attempt} starts from the beginning: there was no checkpoint yet"
-                text += f" (one is made {self._checkpoints})"
+                text = (
+                    f"attempt {attempt} starts from the beginning: no checkpoint had been "
+                    "written yet"
+                )
+                text += f" (one is written {self._checkpoints})"
             else:
-                text += ", as nothing was left in TRAIN_CHECKPOINT_DIR"
+                text += ", because TRAIN_CHECKPOINT_DIR was empty"
         elif self._first_step > 1:
             text = f"attempt {attempt} resumes at step {self._first_step}"
         else:
-            text += ", though there are files in TRAIN_CHECKPOINT_DIR"
+            text += ", although TRAIN_CHECKPOINT_DIR contains files"
         before = read_result(self._journal.run_dir / records.ATTEMPTS_DIR / str(attempt - 1)) or {}
         if before.get("step") is not None:
             text += f"; attempt {attempt - 1} had reached step {before['step']}"
@@ -120,7 +123,8 @@ class Notices:
         kinds = {view.target.task.partition("-")[0] for view in self._views}
         if "ps" in kinds and "chief" not in kinds:
             text = (
-                "the gang has parameter servers and no chief, so its workers count as training; "
-                "ParameterServerStrategy needs a chief: add a host to the group chief"
+                "the gang has parameter servers but no chief, so its workers count as "
+                "training tasks; ParameterServerStrategy needs a chief: add a host to the "
+                "group chief"
             )
             self._journal.notice("no_chief", text, once="")

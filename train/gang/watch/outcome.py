@@ -123,7 +123,7 @@ def _one_word(accuser: View, accused: View, tried: Set[PathBetween]) -> LostCont
     by = sorted({source for source, to in tried if to == names[1]} - {names[0]})
     if by:
         others = ", ".join(by)
-        reason = f"lost contact with {names[1]}, which {others} still reached"
+        reason = f"lost contact with {names[1]}, which {others} could still reach"
         return LostContact(accuser, reason, one_word=True)
     fell_first = accused.final and accused.ended_at < accuser.ended_at
     if fell_first and names[0] not in named_by(accused):
@@ -156,7 +156,9 @@ def how_it_left(view: View) -> str:
             trained = "trained on" if value < total else "went on"
             return f"left after {name} {value} of {total} while the others {trained}"
     step = view.record.get("step")
-    return (f"left after step {step}" if step is not None else "left") + " while the others went on"
+    return (
+        f"left after step {step}" if step is not None else "left"
+    ) + " while the others continued"
 
 
 def first_of(failed: Sequence[View]) -> View:

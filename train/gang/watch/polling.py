@@ -248,10 +248,10 @@ class Ranks:
         if name == "progress":
             return begin + json.dumps({"left_out": size}).encode() + b"\n"
         path = f"{view.target.host}:{view.target.rank_dir}/{records.LOG_FILE}"
-        where = f"the whole log is {path}"
+        where = f"the complete log is {path}"
         if name in holes_of(state):
-            where = f"its beginning and its newest part are kept in {path}"
-        return begin + f"... {listing.size(size)} left out here: {where} ...\n".encode()
+            where = f"its beginning and newest part are in {path}"
+        return begin + f"... {listing.size(size)} omitted here: {where} ...\n".encode()
 
     def _take(self, view: View, update: Update | Exception, unsaved: str) -> None:
         """Store a host's report about a rank, or why there is none. ``unsaved`` is why its files

@@ -50,8 +50,8 @@ class Reachability:
         none = bool(unresponsive) and len(unresponsive) == len(waiting)
         if none and limits.disconnected_timeout and now - since > limits.disconnected_timeout:
             raise WatchEndedError(
-                f"there was no connection to {hosts} for "
-                f"{limits.disconnected_timeout:g} s (train_job_disconnected_timeout)"
+                f"no connection to {hosts} for {limits.disconnected_timeout:g} s "
+                "(train_job_disconnected_timeout)"
             )
         if self.cut_since is not None and (heard > self.cut_since or not none):
             self._back = (self.cut_since, now)
@@ -63,8 +63,8 @@ class Reachability:
             why = next((f" ({view.trouble})" for view in unresponsive if view.trouble), "")
             self._journal.notice(
                 "disconnected",
-                f"no connection to {hosts} since {clock}{why}; the job is left "
-                "alone, and its hosts are tried again",
+                f"no connection to {hosts} since {clock}{why}; the job is not affected, and "
+                "connecting is retried",
             )
         if self.cut_since is None:
             limit = min(self._longest_backoff, limits.unreachable_timeout)

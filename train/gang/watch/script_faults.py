@@ -19,12 +19,12 @@ class Fault(NamedTuple):
 
 
 _OF_ANOTHER_VERSION = (
-    "this version of TensorFlow has no {name}: the script was written for another version"
+    "this version of TensorFlow has no {name}: the script was written for a different version"
 )
 _MIGRATE = " (https://www.tensorflow.org/guide/migrate)"
 _ONE_PATH = (
-    "several ranks wrote to one path: save in the chief to $TRAIN_MODEL_DIR, and in every other "
-    "rank to a separate folder (docs/your-script.md)"
+    "several ranks wrote to the same path: save in the chief to $TRAIN_MODEL_DIR, and in "
+    "every other rank to a separate folder (docs/your-script.md)"
 )
 
 #: Faults of scripts. The first match counts. None of them justifies another attempt.
@@ -33,11 +33,11 @@ FAULTS = (
         re.compile(
             r"partially initialized module '(?P<name>\w+)|; '(?P<package>\w+)' is not a package"
         ),
-        "a file of the script has the name of a package and hides it: rename that file",
+        "a file of the script has the same name as a package and shadows it: rename that file",
     ),
     Fault(
         re.compile(r"No module named '(?P<name>horovod|mpi4py)\b"),
-        "this launcher starts gangs of tf.distribute, not of {name}: use "
+        "this launcher supports tf.distribute, not {name}: use "
         "tf.distribute.MultiWorkerMirroredStrategy (docs/your-script.md)",
     ),
     Fault(
@@ -48,20 +48,20 @@ FAULTS = (
     ),
     Fault(
         re.compile(r"No module named '(?P<name>(?:tensorflow|keras|tf_keras)\.[\w.]+)"),
-        _OF_ANOTHER_VERSION.format(name="such module") + ", or for the other version of Keras "
-        "(train_job_keras)",
+        _OF_ANOTHER_VERSION.format(name="such module")
+        + ", or for the other Keras version (train_job_keras)",
     ),
     Fault(
         re.compile(r"No module named '?tensorflow\b"),
-        f"{INSTALL}, or set train_job_python to an interpreter that has it",
+        f"{INSTALL}, or set train_job_python to an interpreter with TensorFlow",
     ),
     Fault(
         re.compile(
             r"cannot import name '(?P<name>\w+)' from '(?:tensorflow|keras|tf_keras)\b|"
             r"module '(?:keras|tf_keras|tensorflow(?:\.\w+)*\.keras)\b[\w.]*' has no attribute"
         ),
-        _OF_ANOTHER_VERSION.format(name="such name") + ", or for the other version of Keras "
-        "(train_job_keras)",
+        _OF_ANOTHER_VERSION.format(name="such name")
+        + ", or for the other Keras version (train_job_keras)",
     ),
     Fault(
         re.compile(r"module 'tensorflow[\w.]*' has no attribute '(?P<name>\w+)'"),
@@ -69,7 +69,7 @@ FAULTS = (
     ),
     Fault(
         re.compile(r"Collective ops must be configured at program startup"),
-        "make the strategy first: an operation of TensorFlow ran before it",
+        "create the strategy first: a TensorFlow operation ran before it",
     ),
     Fault(
         re.compile(
@@ -77,22 +77,22 @@ FAULTS = (
             r"current incarnation doesn't match|[Dd]uplicate task|Inconsistent task|"
             r"[Ii]ncarnation ID mismatch"
         ),
-        "several processes claim to be the same rank: leave TF_CONFIG as it was set for each rank, "
-        "and make one strategy in one process",
+        "several processes claim to be the same rank: do not change TF_CONFIG, and create "
+        "one strategy in one process",
     ),
     Fault(
         re.compile(r"convert a value \(PerReplica"),
-        "leave train_job_keras at 2, or write a loop with strategy.run: `fit` of Keras 3 does not "
-        "train with several workers (docs/your-script.md, Keras 2 and 3)",
+        "keep train_job_keras at 2, or write a custom loop with strategy.run: `fit` of "
+        "Keras 3 does not work with several workers (docs/your-script.md, Keras 2 and 3)",
     ),
     Fault(
         re.compile(r"KeyError: 'evaluator'"),
-        "make no strategy of several workers in the evaluator: it is not part of the cluster",
+        "do not create a multi-worker strategy in the evaluator, which is not part of the cluster",
     ),
     Fault(
         re.compile(r"Could not start gRPC server|No address added out of total"),
-        "end the process that holds the port, or choose another train_job_port; leave TF_CONFIG as "
-        "it was set for each rank",
+        "end the process that holds the port, or choose another train_job_port; do not "
+        "change TF_CONFIG",
     ),
     Fault(
         re.compile(r"Found an unshardable source dataset"),
@@ -107,7 +107,7 @@ FAULTS = (
     ),
     Fault(
         re.compile(r"FileExistsError: "),
-        "another rank, or an earlier attempt, has made it: pass exist_ok=True, or save in the "
+        "another rank or an earlier attempt created it: pass exist_ok=True, or save in the "
         "chief to $TRAIN_MODEL_DIR",
     ),
 )

@@ -200,7 +200,7 @@ class Stragglers:
         cause = "input" if more_input > less_input * more else "compute"
         host, known = self._hosts[task], bool(rates(self._readings[task]))
         evidence = list(hindrances(task, self._readings))
-        unknown = "its host reports no reason" if known else "the reason is not known"
+        unknown = "its host reports no reason" if known else "the reason is unknown"
         text = (
             f"{task} ({host}) is the slowest rank: its own part of a step takes {factor:.1f} times "
             f"the others' ({slow.own:.3g} ms, {usual:.3g} ms), "
@@ -234,14 +234,14 @@ class Stragglers:
                 return None
         factor = now.exchange / max(best.exchange, 1e-3)
         evidence = [
-            f"the host of {task} ({self._hosts[task]}) had to send {share:.1%} of its "
-            "TCP segments again, by its own link or that of the rank that it sends to"
+            f"the host of {task} ({self._hosts[task]}) retransmitted {share:.1%} of its TCP "
+            "segments, because of its own link or that of the rank it sends to"
             for task, share in _resending(self._readings)
         ]
         text = (
             f"the exchange takes all ranks {factor:.1f} times as long as at best "
-            f"({now.exchange:.3g} ms, {best.exchange:.3g} ms), and none computes longer: the "
-            "network, or hosts that are busy; the times do not show whose"
+            f"({now.exchange:.3g} ms, {best.exchange:.3g} ms), although none computes "
+            "longer: the network is slow, or hosts are busy (the times do not show which)"
         )
         text = "; ".join([text, *evidence])
         return Finding(None, None, "network", text, round(factor, 2), evidence)
@@ -258,7 +258,7 @@ class Stragglers:
         host = self._hosts[task]
         text = (
             f"{task} ({host}) may be the slowest rank: {'; '.join(evidence)}; its script "
-            "reports no times of a step, so whether the others wait for it is not known"
+            "does not report step times, so it is unknown whether the others wait for it"
         )
         return Finding(task, host, "cpu", text, None, evidence)
 
@@ -293,9 +293,9 @@ def _over(found: Finding | None) -> Finding | None:
     if found is None:
         return None
     if found.cause == "network":
-        text = "the exchange is as fast again as it was"
+        text = "the exchange is as fast as before again"
     elif found.cause == "cpu":
-        text = f"{found.task} ({found.host}): nothing holds its processors back any more"
+        text = f"{found.task} ({found.host}): its processors are no longer slowed down"
     else:
         text = f"{found.task} ({found.host}) keeps up with the others again"
     return Finding(found.task, found.host, "none", text)
@@ -335,7 +335,7 @@ def hindrances(task: str, ranks: Mapping[str, Readings]) -> Iterator[str]:
     newest = readings[-1]
     times = sum(bool(reading.get("stopped")) for reading in readings)
     if times >= max(2, 0.2 * len(readings)):
-        yield f"it was stopped by a signal at {times} of {len(readings)} readings"
+        yield f"it was stopped by a signal in {times} of {len(readings)} samples"
     periods, throttled = grown.get("periods", 0.0), grown.get("throttled", 0.0)
     if periods and throttled >= 0.05 * periods:
         yield (
@@ -344,7 +344,7 @@ def hindrances(task: str, ranks: Mapping[str, Readings]) -> Iterator[str]:
         )
     if grown.get("thermal"):
         events = grown["thermal"] * span(readings)
-        yield f"its processors slowed down for heat {events:.0f} times"
+        yield f"its processors were thermally throttled {events:.0f} times"
     own = [reading["mhz"] for reading in readings if reading.get("mhz")]
     theirs = [reading["mhz"] for other in others for reading in other if reading.get("mhz")]
     if own and theirs and statistics.median(own) < 0.75 * statistics.median(theirs):
@@ -354,7 +354,7 @@ def hindrances(task: str, ranks: Mapping[str, Readings]) -> Iterator[str]:
         )
     cores, stolen = newest.get("all_cores"), grown.get("steal_s", 0.0)
     if cores and stolen >= 0.05 * cores:
-        yield f"the hypervisor gave {stolen:.1f} of its {cores} cores to others"
+        yield f"the hypervisor gave {stolen:.1f} of its {cores} cores to other machines"
     yield from _starved(task, ranks)
     yield from _held_gpus(readings, others)
 
@@ -372,12 +372,12 @@ def _starved(task: str, ranks: Mapping[str, Readings]) -> Iterator[str]:
         return
     newest = {name: readings[-1] for name, readings in ranks.items() if readings}
     own = newest.pop(task)
-    text = f"its threads waited for a core {share:.0%} of the time that they wanted one"
+    text = f"its threads spent {share:.0%} of their runnable time waiting for a core"
     here = [name for name, last in newest.items() if last.get("machine") == own.get("machine")]
     of_ranks = sum(grown[name].get("cpu_s", 0.0) for name in [task, *here])
     foreign = grown[task].get("busy_s", 0.0) - of_ranks
     if foreign >= 0.3:
-        text += f", while processes of no rank used {foreign:.1f} of {own.get('all_cores')} cores"
+        text += f", while other processes used {foreign:.1f} of {own.get('all_cores')} cores"
     nice = own.get("nice", 0)
     if nice > max((last.get("nice", 0) for last in newest.values()), default=0):
         text += f", at nice {nice}"
@@ -391,10 +391,10 @@ def _held_gpus(readings: Readings, others: Sequence[Readings]) -> Iterator[str]:
         held, slower = gpu["reasons"] & _GPU_HELD, gpu["mhz"] < 0.8 * usual
         if held or (slower and gpu["reasons"] & _GPU_POWER):
             why = "heat or its power supply" if held else "its power limit"
-            compared = f", the others' {usual:.0f}" if slower else ""
+            compared = f", others {usual:.0f}" if slower else ""
             yield (
-                f"the clock of GPU {gpu['index']} is held down by {why}: {gpu['mhz']} MHz of "
-                f"{gpu['max_mhz']}{compared}"
+                f"the clock of GPU {gpu['index']} is throttled by {why}: {gpu['mhz']} MHz "
+                f"of {gpu['max_mhz']}{compared}"
             )
 
 

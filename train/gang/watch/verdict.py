@@ -209,8 +209,8 @@ class Verdict:
         for view, at in late:
             text = (
                 f"{view.target.task} ({view.target.host}) has not opened its port for "
-                f"{clock - at:.0f} s, but it is at work: the other ranks wait until it makes its "
-                "strategy (train_job_start_timeout sets a limit)"
+                f"{clock - at:.0f} s, but is active: the other ranks wait until it creates "
+                "its strategy (train_job_start_timeout sets a limit)"
             )
             self._journal.notice("starting", text, view, once=view.target.task)
         up = [v.running_at for v in needed if v.phase == records.RUNNING and v.running_at]
@@ -237,7 +237,7 @@ class Verdict:
             self._losses.pop(task, None)
             return ""
         if task not in self._peers:
-            return "no other rank makes a step any more" if stepped else ""
+            return "no other rank makes progress either" if stepped else ""
         diagnosis = self._losses.get(task)
         if diagnosis is None or now - diagnosis.began > PROBE_AFTER:
             self._losses[task] = self._diagnose(others)
@@ -247,7 +247,7 @@ class Verdict:
         if not reached or {host_probe.OPEN, host_probe.REFUSED} & set(reached.values()):
             return ""
         found = ", ".join(f"{other}: {how}" for other, how in reached.items())
-        return f"nor do other ranks reach it ({found})"
+        return f"other ranks cannot reach it either ({found})"
 
     def _unreached(self, now: float) -> Finding | None:
         """Make the ranks of a job without new steps check their connections.
@@ -360,8 +360,10 @@ class Verdict:
             if fate:
                 fates.append(f"{view.target.task} on {view.target.host} {fate}")
             if fate and view in self._evaluators and view.phase != records.STOPPED:
-                remedy = "raise train_job_end_timeout" if view in cut_off else "see its log"
-                unsure.append(f"{fates[-1]}: the last checkpoint may not be evaluated; {remedy}")
+                remedy = "raise train_job_end_timeout" if view in cut_off else "check its log"
+                unsure.append(
+                    f"{fates[-1]}: the last checkpoint may not have been evaluated; {remedy}"
+                )
         message = "; ".join(["the training completed", *fates]) if fates else "all ranks completed"
         return Outcome("completed", None, message, doubts=unsure)
 

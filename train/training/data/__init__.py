@@ -75,7 +75,7 @@ def naming(path: Path | str, *damage: type[Exception]) -> Iterator[None]:
     except DataError:
         raise
     except signs as error:
-        raise DataError(f"{path}: damaged, cut short or of another kind: {error}") from error
+        raise DataError(f"{path}: corrupt, truncated or of another type: {error}") from error
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
 

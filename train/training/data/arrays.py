@@ -34,8 +34,9 @@ class ArraySplit:
         size_mb = sum(array.nbytes for array in self._arrays) // 2**20
         if size_mb > EMBEDDED_MB:
             raise DataError(
-                f"{size_mb} MiB of examples, and {EMBEDDED_MB} MiB is the limit with parameter "
-                "servers: take --data images or tfrecord, which the workers read themselves"
+                f"{size_mb} MiB of examples, but the limit with parameter servers is "
+                f"{EMBEDDED_MB} MiB: use --data images or tfrecord, which the workers read "
+                "themselves"
             )
         self._embedded = True
 
@@ -104,7 +105,7 @@ def from_arrays(name: str, train: Any, test: Any, *, classes: int | None = None)
         classes = classes if classes is not None else high + 1
         if low < 0 or high >= classes:
             wrong = low if low < 0 else high
-            raise DataError(f"{name}: label {wrong} is none of the classes 0 to {classes - 1}")
+            raise DataError(f"{name}: label {wrong} is not one of the classes 0 to {classes - 1}")
     splits = ArraySplit(x_train, y_train), ArraySplit(x_test, y_test)
     digest = _fingerprint(x_train, y_train, x_test, y_test)
     return Data(name, *splits, x_train.shape[1:], classes, digest, y_train.shape[1:])
@@ -120,13 +121,13 @@ def _arrays(what: str, value: Any) -> tuple[Any, Any]:
         if array.dtype.kind not in "buif":
             raise DataError(f"{what}: the {noun} are of {array.dtype}, not numbers")
         if array.ndim == 0 or len(array) == 0:
-            raise DataError(f"{what}: there are no {noun}")
+            raise DataError(f"{what}: no {noun}")
         if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise DataError(f"{what}: the {noun} hold NaN or infinity")
+            raise DataError(f"{what}: the {noun} contain NaN or infinity")
     if len(features) != len(labels):
         raise DataError(f"{what}: {len(features)} features, but {len(labels)} labels")
     if features.ndim == 1:
-        raise DataError(f"{what}: features must be [n, ...]; make [n, 1] of [n]")
+        raise DataError(f"{what}: features must be [n, ...]; reshape [n] to [n, 1]")
     if features.dtype == np.uint8 and features.ndim == 3:
         features = features[..., np.newaxis]
     if features.dtype != np.uint8:
@@ -145,7 +146,7 @@ def _read_dataset(what: str, dataset: Any) -> tuple[Any, Any]:
     size = int(dataset.cardinality())
     if size < 0:
         raise DataError(
-            f"{what}: the dataset is endless or its size unknown: use take(), or "
+            f"{what}: the dataset is infinite or its size is unknown: use take(), or "
             "dataset.apply(tf.data.experimental.assert_cardinality(n))"
         )
     spec = dataset.element_spec
@@ -168,29 +169,29 @@ def _from_splits(name: str, train: Split, test: Split) -> Data:
     seen = []
     for part, split in zip(PARTS, (train, test), strict=True):
         if split.size < 1:
-            raise DataError(f"{name}: {part}.size is {split.size}, not at least 1")
+            raise DataError(f"{name}: {part}.size is {split.size}, expected at least 1")
         spec = tf.TensorSpec([None], tf.int64)
         features, labels = tf.function(split.fetch).get_concrete_function(spec).structured_outputs
         shape, label_shape = features.shape[1:], labels.shape[1:]
         if features.dtype != tf.float32 or not shape.is_fully_defined() or not shape.rank:
             raise DataError(
-                f"{name}: {part}.fetch gives features of {features.dtype.name} {features.shape}, "
-                "not float32 [n, ...] of a known shape"
+                f"{name}: {part}.fetch returns features of {features.dtype.name} "
+                f"{features.shape}, expected float32 [n, ...] of a known shape"
             )
         if labels.dtype not in (tf.int64, tf.float32) or not label_shape.is_fully_defined():
             raise DataError(
-                f"{name}: {part}.fetch gives labels of {labels.dtype.name} {labels.shape}, not "
-                "int64 or float32 [n, ...] of a known shape"
+                f"{name}: {part}.fetch returns labels of {labels.dtype.name} "
+                f"{labels.shape}, expected int64 or float32 [n, ...] of a known shape"
             )
         seen.append((tuple(shape), labels.dtype, tuple(label_shape)))
     if seen[0] != seen[1]:
-        raise DataError(f"{name}: train.fetch and test.fetch give different shapes or types")
+        raise DataError(f"{name}: train.fetch and test.fetch return different shapes or types")
     shape, kind, label_shape = seen[0]
     classes = getattr(train, "classes", None)
     if (kind == tf.int64) != (classes is not None):
         raise DataError(
-            f"{name}: train must have the attribute classes, a number, where fetch gives int64 "
-            "labels, and only there"
+            f"{name}: train must have the attribute classes, a number, if and only if fetch "
+            "returns int64 labels"
         )
     known = text_fingerprint(name, train.size, test.size, shape, classes)
     fingerprint = str(getattr(train, "fingerprint", None) or known)
@@ -212,17 +213,17 @@ def open_npz(folder: Path) -> Data:
     """Return x_train, y_train, x_test and y_test of the only .npz file in a folder."""
     found = list(folder.glob("*.npz"))
     if len(found) != 1:
-        raise DataError(f"npz: {folder} holds {len(found)} .npz files, not one")
+        raise DataError(f"npz: {folder} contains {len(found)} .npz files, expected one")
     [path] = found
     wanted = [f"{axis}_{part}" for part in PARTS for axis in "xy"]
     with naming(path, zipfile.BadZipFile, zlib.error, ValueError):
         if not zipfile.is_zipfile(path):
-            raise DataError(f"{path}: damaged, or no archive that numpy.savez has made")
+            raise DataError(f"{path}: corrupt, or not an archive written by numpy.savez")
         # Without pickles, because they can run arbitrary code.
         with np.load(path, allow_pickle=False) as archive:
             missing = [name for name in wanted if name not in archive.files]
             if missing:
-                raise DataError(f"{path} lacks {', '.join(missing)}; it must hold {wanted}")
+                raise DataError(f"{path} lacks {', '.join(missing)}; it must contain {wanted}")
             x_train, y_train, x_test, y_test = (archive[name] for name in wanted)
     data = from_arrays(str(path), (x_train, y_train), (x_test, y_test))
     return replace(data, name="npz")

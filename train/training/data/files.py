@@ -51,7 +51,7 @@ class FileSplit:
         names = self.describe(*columns, tf.boolean_mask(indices, read == 0)[:3])
         # Not tf.debugging.assert_equal, which would omit the names.
         complete = tf.debugging.Assert(
-            tf.equal(tf.size(names), 0), ["examples that cannot be read or decoded:", names]
+            tf.equal(tf.size(names), 0), ["examples could not be read or decoded:", names]
         )
         with tf.control_dependencies([complete] if complete is not None else []):
             features, labels = tf.identity(features), tf.identity(labels)

@@ -26,12 +26,12 @@ def open_images(folder: Path, image_size: int) -> Data:
         with naming(folder / part):
             found[part] = [image for kind in _visible(folder / part) for image in _images(kind)]
         if not found[part]:
-            wanted = "folders of images, one for each class"
-            raise DataError(f"images: {folder / part} holds no {wanted}")
+            wanted = "folders of images, one per class"
+            raise DataError(f"images: {folder / part} contains no {wanted}")
     classes = sorted({kind for _, _, kind in found["train"]})
     unknown = sorted({kind for _, _, kind in found["test"]} - set(classes))
     if unknown:
-        raise DataError(f"images: {folder}/test has classes that train has not: {unknown}")
+        raise DataError(f"images: {folder}/test has classes that are not in train: {unknown}")
     first = found["train"][0][0]
     # For damaged images, TensorFlow raises its own errors.
     with naming(first, Exception):
@@ -62,11 +62,11 @@ def _visible(folder: Path) -> list[Path]:
 def _images(kind: Path) -> list[tuple[Path, int, str]]:
     """Return the images of a class: path, size in bytes, and the name of the class."""
     if not kind.is_dir():
-        raise DataError(f"images: {kind} is no folder of a class: move it away")
+        raise DataError(f"images: {kind} is not a class folder: move it away")
     images = []
     for path in _visible(kind):
         if path.suffix.lower() not in SUFFIXES or not path.is_file():
-            raise DataError(f"images: {path} is none of {', '.join(SUFFIXES)}: move it away")
+            raise DataError(f"images: {path} is not one of {', '.join(SUFFIXES)}: move it away")
         size = path.stat().st_size
         if not size:
             raise DataError(f"images: {path} is empty")

@@ -67,13 +67,13 @@ def fetch_published(published: Published, folder: Path) -> None:
         found = hashed.hexdigest()
         if found != published.sha256:
             raise DataError(
-                f"{address} gave something else than the published file: its SHA-256 is {found}, "
-                f"not {published.sha256}; nothing was kept"
+                f"{address} returned a file that differs from the published one: its "
+                f"SHA-256 is {found}, not {published.sha256}; it was discarded"
             )
         temporary.replace(target)
     except (OSError, http.client.HTTPException) as error:
         reason = str(error) or repr(error)
-        raise DataError(f"{address} cannot be fetched: {reason} (to {target})") from error
+        raise DataError(f"{address} cannot be downloaded: {reason} (to {target})") from error
     finally:
         with suppress(OSError):
             temporary.unlink()
@@ -111,7 +111,7 @@ def open_idx(name: str, folder: Path, *, download: bool) -> Data:
     found = hashlib.sha256(raw[3]).hexdigest()
     for other, digest in TEST_LABELS.items():
         if other != name and found == digest:
-            raise DataError(f"{files[3]} belongs to {other}, not to {name}: give another folder")
+            raise DataError(f"{files[3]} belongs to {other}, not to {name}: use another folder")
     arrays = list(map(parse, raw, files, (3, 1, 3, 1)))
     train, test = arrays[:2], arrays[2:]
     for (images, labels), path in ((train, files[0]), (test, files[2])):
@@ -139,7 +139,7 @@ def _find_idx(name: str, folder: Path, download: bool) -> list[Path]:
         package = "install Debian's package dataset-fashion-mnist, or " if packaged else ""
         raise DataError(
             f"{name}: {FILES[0]} (or .gz) and its three companions are not in "
-            f"{' nor in '.join(map(str, places))}; {package}bring them from "
+            f"{' nor in '.join(map(str, places))}; {package}download them from "
             f"{PUBLISHED[name][0].address}, or add --download"
         )
     for published in PUBLISHED[name]:
@@ -161,11 +161,11 @@ def parse(content: bytes, path: Path, axes: int) -> Any:
     # A third byte of 8 means unsigned bytes.
     if len(content) < start or content[:4] != bytes([0, 0, 8, axes]):
         begins = f"it begins with {content[:4].hex(' ')}"
-        raise DataError(f"{path}: no IDX file of bytes with {axes} axes; {begins}")
+        raise DataError(f"{path}: not an IDX file of bytes with {axes} axes; {begins}")
     shape = struct.unpack(f">{axes}I", content[4:start])
     if len(content) - start != math.prod(shape):
         found = f"{len(content) - start} bytes of data, but {' x '.join(map(str, shape))}"
-        raise DataError(f"{path}: cut short or damaged: {found} are announced")
+        raise DataError(f"{path}: truncated or corrupt: {found} are announced")
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
@@ -186,8 +186,8 @@ def open_cifar10(folder: Path, *, download: bool) -> Data:
     if source == folder and not (folder / BATCHES[0]).exists():
         if not download:
             raise DataError(
-                f"cifar10: neither {ARCHIVE}, {EXTRACTED} nor {BATCHES[0]} is in {folder}; bring "
-                f"{ARCHIVE} from {published.address}, or add --download"
+                f"cifar10: neither {ARCHIVE}, {EXTRACTED} nor {BATCHES[0]} is in {folder}; "
+                f"download {ARCHIVE} from {published.address}, or add --download"
             )
         fetch_published(published, folder)
         source = folder / ARCHIVE
@@ -199,8 +199,8 @@ def open_cifar10(folder: Path, *, download: bool) -> Data:
     for name in BATCHES:
         content = contents.pop(name)
         if not content or len(content) % ROW:
-            found = f"{len(content)} bytes, no multiple of {ROW}"
-            raise DataError(f"{source}/{name}: cut short or damaged: {found}")
+            found = f"{len(content)} bytes, not a multiple of {ROW}"
+            raise DataError(f"{source}/{name}: truncated or corrupt: {found}")
         # A label byte, then planes of red, green and blue, which become three channels.
         table = np.frombuffer(content, np.uint8).reshape(-1, ROW)
         images = table[:, 1:].reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)

@@ -32,7 +32,7 @@ def open_tfrecords(folder: Path, image_size: int) -> Data:
     for part in PARTS:
         files = sorted(folder.glob(f"{part}*.tfrecord"))
         if not files:
-            raise DataError(f"tfrecord: {folder} holds no {part}*.tfrecord")
+            raise DataError(f"tfrecord: {folder} contains no {part}*.tfrecord")
         parts.append(read_records(files))
     specs, shape = _specs(parts[0].first_file, given, image_size)
     classes = given.get("classes")
@@ -47,7 +47,7 @@ def open_tfrecords(folder: Path, image_size: int) -> Data:
         if classes is None:
             return features, label
         fits = (label >= 0) & (label < classes)
-        said = ["label", label, "is none of the classes below", classes]
+        said = ["label", label, "is not one of the classes below", classes]
         with tf.control_dependencies([tf.debugging.Assert(fits, said)]):
             return features, tf.identity(label)
 
@@ -63,13 +63,13 @@ def _read_features_file(path: Path) -> dict[str, Any]:
     with naming(path, ValueError):
         given: Any = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(given, dict) or not given.keys() <= {"shape", "classes"}:
-        raise DataError(f'{path}: only "shape" and "classes" may stand in it, as an object')
+        raise DataError(f'{path}: must be an object that contains only "shape" and "classes"')
     shape, classes = given.get("shape", [1]), given.get("classes")
     lengths = shape if isinstance(shape, list) and shape else [None]
     if not all(type(length) is int and length > 0 for length in lengths):
-        raise DataError(f"{path}: shape {shape!r} is no list of whole numbers from 1")
+        raise DataError(f"{path}: shape {shape!r} is not a list of positive integers")
     if classes is not None and (type(classes) is not int or classes < 1):
-        raise DataError(f"{path}: classes {classes!r} is no whole number from 1")
+        raise DataError(f"{path}: classes {classes!r} is not a positive integer")
     return given
 
 
@@ -92,20 +92,22 @@ def _specs(
         floats = len(fields["x"].float_list.value)
         shape = tuple(given.get("shape", [floats]))
         if not floats or math.prod(shape) != floats:
-            raise DataError(f"{where} has {floats} floats in x, and the shape is {list(shape)}")
+            raise DataError(f"{where} has {floats} floats in x, but the shape is {list(shape)}")
         specs["x"] = tf.io.FixedLenFeature([floats], tf.float32)
     else:
         raise DataError(f"{where} has neither image (bytes) nor x (floats); it has {kinds}")
     if kinds.get("label") == "int64_list":
         if given.get("classes") is None:
             raise DataError(
-                f"{where} has a class as its label, but not how many there are: write "
-                f'{{"classes": N}} to {path.parent / FEATURES_FILE}'
+                f"{where} has a class as its label, but the number of classes is "
+                f'unknown: write {{"classes": N}} to {path.parent / FEATURES_FILE}'
             )
         specs["label"] = tf.io.FixedLenFeature([], tf.int64)
     elif kinds.get("label") == "float_list":
         if given.get("classes") is not None:
-            raise DataError(f"{where} has floats as its label, but {FEATURES_FILE} has classes")
+            raise DataError(
+                f"{where} has floats as its label, but {FEATURES_FILE} specifies classes"
+            )
         count = len(fields["label"].float_list.value)
         specs["label"] = tf.io.FixedLenFeature([count] if count > 1 else [], tf.float32)
     else:

@@ -44,17 +44,23 @@ def open_tfds(name: str, folder: Path, *, download: bool, image_size: int) -> Da
     if not builder.is_prepared():
         build = f"tfds build {name} --data_dir {folder}"
         raise DataError(
-            f"{TFDS}{name}: it is not prepared in {folder}: run `{build}`, or add --download"
+            f"{TFDS}{name} is not prepared in {folder}: run `{build}`, or add --download"
         )
     info = builder.info
     keys = info.supervised_keys
     if not keys or len(keys) != 2 or not all(isinstance(key, str) for key in keys):
-        raise DataError(f"{where} names no pair of features and label (supervised_keys: {keys})")
+        raise DataError(
+            f"{where} does not define a pair of features and label (supervised_keys: {keys})"
+        )
     if info.file_format is not None and info.file_format.value != "tfrecord":
-        raise DataError(f"{where} is in {info.file_format.value} files, and tfrecord is read")
+        raise DataError(
+            f"{where} is stored in {info.file_format.value} files, but only tfrecord is supported"
+        )
     test = "test" if "test" in info.splits else "validation"
     if not {"train", test} <= set(info.splits):
-        raise DataError(f"{where} has no splits train and test, but {', '.join(info.splits)}")
+        raise DataError(
+            f"{where} must have the splits train and test, but has {', '.join(info.splits)}"
+        )
     parts = [read_records(list(map(Path, info.splits[part].filepaths))) for part in ("train", test)]
     classes = getattr(info.features[keys[1]], "num_classes", None)
 

@@ -88,7 +88,7 @@ def read_records(files: list[Path]) -> Records:
     starts = [record_offsets(path) for path in files]
     numbers = np.repeat(np.arange(len(starts)), [len(offsets) for offsets in starts])
     if not len(numbers):
-        raise DataError(f"tfrecord: {files[0]} and its like hold no records")
+        raise DataError(f"tfrecord: {files[0]} and similar files contain no records")
     return Records(files, numbers.astype(np.int64), np.concatenate(starts))
 
 
@@ -110,13 +110,15 @@ def record_offsets(path: Path) -> Any:
     stored = np.ascontiguousarray(table[:, 8:]).view("<u4")[:, 0]
     wrong = np.flatnonzero(stored != masked_crc(table[:, :8]))
     if len(wrong) and compressed and wrong[0] == 0:
-        raise DataError(f"{path}: compressed; records are read by their place: unpack it (gunzip)")
+        raise DataError(
+            f"{path}: compressed, but records are read by position: decompress it (gunzip)"
+        )
     if len(wrong):
         raise DataError(
-            f"{path}: damaged, or no TFRecord file: the CRC at byte {offsets[wrong[0]]} is wrong"
+            f"{path}: corrupt, or not a TFRecord file: the CRC at byte {offsets[wrong[0]]} is wrong"
         )
     if position != size:
-        raise DataError(f"{path}: cut short in the record at byte {offsets[-1] if offsets else 0}")
+        raise DataError(f"{path}: truncated in the record at byte {offsets[-1] if offsets else 0}")
     return np.array(offsets, np.int64)
 
 
@@ -138,4 +140,4 @@ def first_record(path: Path) -> Any:
         try:
             return tf.data.TFRecordDataset(str(path)).take(1).get_single_element()
         except tf.errors.DataLossError:  # names a graph node
-            raise ValueError("its first record is no such record") from None
+            raise ValueError("its first record is not such a record") from None
