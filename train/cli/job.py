@@ -33,6 +33,7 @@ from train.gang.plan import withdrawal
 from train.gang.plan.staging import WORKER, find_includes, find_script
 from train.gang.records import EVENTS_FILE, MANIFEST_FILE, RankResult
 from train.gang.run_folders import check_id, choose_job
+from train.gang.variables import job_variables
 from train.host import records
 
 #: Seconds to wait for the start of a gang to finish before leaving the job.
@@ -45,6 +46,8 @@ _BROKEN_OFF = 3
 #: The role's variables that a job was started with, for later commands.
 VARIABLES_FILE = "variables.json"
 _RUNS_DIR = "train_job_runs_dir"
+#: The role's default of it, for the playbooks of a clone.
+_DEFAULT_RUNS_DIR = REPOSITORY / "runs"
 #: Variables that may contain secrets. The script's environment is stored on the hosts.
 _SECRET = ("train_job_environment", "train_job_notify_command", "train_job_notify_webhook")
 
@@ -107,7 +110,7 @@ def run_dir_of(job: str, variables: Variables) -> Path:
     """
     if job:
         check_id(job)
-    runs_dir = Path(variables.get(_RUNS_DIR, REPOSITORY / "runs"))
+    runs_dir = Path(variables.get(_RUNS_DIR, _DEFAULT_RUNS_DIR))
     return runs_dir.expanduser().resolve() / job
 
 
@@ -146,13 +149,14 @@ def with_runs_dir(inventory: Inventory, variables: Variables | None) -> dict[str
             f"{_RUNS_DIR} must be the same for the whole gang, but differs between hosts: "
             f"{each}. Set it in group_vars/all, or use -e train_job_runs_dir=FOLDER"
         )
-    folder = next(iter(folders), "") or str(REPOSITORY / "runs")
+    folder = next(iter(folders), "") or str(_DEFAULT_RUNS_DIR)
     return {**found, _RUNS_DIR: folder}
 
 
 def host_python(variables: Variables) -> Path:
     """Return the ranks' interpreter on this machine, by default the one that setup.yml installs."""
-    return Path(variables.get("train_job_python", "~/train/venv/bin/python")).expanduser()
+    python = variables.get("train_job_python") or job_variables.default_of("train_job_python")
+    return Path(python).expanduser()
 
 
 def keep(job: str, variables: Variables) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -179,17 +180,6 @@ def test_no_drill_beside_a_real_job(local_lab: Labs) -> None:
     command.end()
 
 
-def test_the_playbook_passes_options_on_and_refuses_a_limit(local_lab: Labs) -> None:
-    lab = local_lab()
-    options = ["--private-key", "/nowhere/the key", "--no-such-option"]
-    done = lab.playbook("drill.yml", "-b", drill_options=options)
-    assert done.returncode == 2
-    assert "unknown option --no-such-option" in done.stdout
-    done = lab.playbook("drill.yml", "--limit", "worker1")
-    assert done.returncode == 2
-    assert "leave --limit out" in done.stdout
-
-
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be several users")
 def test_no_drill_beside_a_job_of_another_user(local_lab: Labs, supervisor: Starter) -> None:
     lab = local_lab()
@@ -231,12 +221,12 @@ def test_the_program_takes_the_drills_arguments() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_playbook_tells_what_became_of_a_killed_rank(local_lab: Labs, tmp_path: Path) -> None:
+def test_it_tells_what_became_of_a_killed_rank(local_lab: Labs, tmp_path: Path) -> None:
     lab = local_lab()
-    variables = {**lab.variables, "train_job_script": write_script(tmp_path, STEPS)}
-    variables |= {"train_job_runs_dir": str(lab.runs_dir), "train_job_max_restarts": 2}
-    done = lab.playbook("drill.yml", drill_faults=["kill"], drill_variables=variables)
-    assert done.returncode == 0, done.stdout
+    script = write_script(tmp_path, STEPS)
+    variables: dict[str, Any] = {"train_job_script": script, "train_job_max_restarts": 2}
+    done = train(*lab.words("drill", "--fault", "kill", **variables))
+    assert done.returncode == 0, done.stdout + done.stderr
     row = r"kill +worker-1 on worker1 +[0-9.]+ s +yes +nothing +step 20 +well"
     assert re.search(row, done.stdout), done.stdout
     assert job_processes(lab.root) == []

@@ -33,6 +33,7 @@ def ended(words: list[str]) -> Any:
     [
         ("run --script {here}/no.py", "no such script: {here}/no.py"),
         ("run --include {here}/no.py", "no such file or folder: {here}/no.py"),
+        ("drill --limit worker1", "train drill: unknown option --limit"),
         ("run --no-such-option", "train run: unknown option --no-such-option\n"),
         ("logs j --tial=3", "train logs: unknown option --tial: did you mean --tail?"),
         ("stop j k", "train stop: unexpected argument k\n"),

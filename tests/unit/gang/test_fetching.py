@@ -54,7 +54,7 @@ class Machine:
         return rank_dir
 
     def gang(self, log_limit: int = 256 * MIB, interval: float = 0.0) -> Gang:
-        given = Limits(5.0, 5.0, interval, log_limit=log_limit)
+        given = Limits(5.0, 5.0, interval, log_limit=log_limit, straggler_factor=1.5)
         return Gang(self.targets, self.run_dir, self.poll, self.said.append, given, {}, None, "")  # type: ignore[arg-type]
 
     def copy(self, name: str = "logs/worker-0.log") -> bytes:

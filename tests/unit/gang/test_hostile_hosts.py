@@ -535,7 +535,7 @@ def test_no_update_of_a_host_breaks_the_watch_or_leaves_the_folder(
             for n in range(2)
         ]
         run_dir = Path(folder, "runs", "job")
-        limits = polling.Limits(start_timeout=5, unreachable_timeout=5, interval=0)
+        limits = polling.Limits(5, 5, 0, log_limit=1 << 28, straggler_factor=1.5)
         probe: Any = None  # not used without addresses
         gang = follow.Gang(targets, run_dir, poll, said.append, limits, {}, probe, "")
         outcome = gang.follow()

@@ -92,6 +92,7 @@ def gang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
             for task in hosts.states
         ]
         usual = {"start_timeout": 5.0, "unreachable_timeout": 5.0, "interval": 0.0}
+        usual |= {"log_limit": 1 << 28, "straggler_factor": 1.5}
         given = Limits(**{**usual, "end_timeout": 0.5, **limits})
         run_dir, about = tmp_path / "run", (peers or {}, probe, metrics_dir)
         return Gang(targets, run_dir, hosts.poll, lambda line: None, given, *about)
@@ -680,7 +681,7 @@ def test_a_file_that_cannot_be_written_is_a_warning_and_is_fetched_again(gang: M
 @pytest.mark.usefixtures("full_disk")
 def test_logs_that_cannot_be_written_are_fetched_again_also_after_the_end(tmp_path: Path) -> None:
     target = Target("host-a", "worker-0", "/x/worker-0", "python3", "worker-0", False)
-    given = Limits(start_timeout=5.0, unreachable_timeout=5.0, interval=0.0, end_timeout=0.5)
+    given = Limits(5.0, 5.0, 0.0, log_limit=1 << 28, end_timeout=0.5)
     hosts = Hosts(worker_0=[{"phase": "completed", "log": LINES}])
     for _ in range(2):  # the folder is free again
         logs = attempt._Logs([target], tmp_path, hosts.poll, given, "busy")

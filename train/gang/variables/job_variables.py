@@ -54,6 +54,11 @@ def _read(name: str) -> Any:
     return yaml.load((_ROLE / name).read_text(encoding="utf-8"), loader)
 
 
+def default_of(name: str) -> Any:
+    """Return the role's default of a variable, without rendering a template in it."""
+    return _read("defaults/main.yml")[name]
+
+
 @functools.cache
 def options() -> tuple[dict[str, Option], set[str]]:
     """Return the variables of the role's entry point ``main``, and the names of the variables of

@@ -73,12 +73,12 @@ class Limits:
     start_timeout: float  # until every rank must have a state, and a slow start is noticed
     unreachable_timeout: float  # until a host is lost, if other hosts of the job confirm it
     interval: float  # for which a host gathers lines before it answers
+    log_limit: int  # maximum bytes to keep of each of a rank's files
     start_wait_timeout: float = 0.0  # for a running rank to wait for another; 0 for no limit
     end_timeout: float = 0.0  # for non-training tasks to end by themselves after training
     grace: float = 0.0  # for the ranks of a stopped job to end
-    straggler_factor: float = 1.5  # how many times longer than the others' own step time is slow
+    straggler_factor: float = 0.0  # how many times longer than the others' own step time is slow
     disconnected_timeout: float = 0.0  # until the watch ends without any host; 0 for no limit
-    log_limit: int = 1 << 28  # maximum bytes to keep of each of a rank's files
 
 
 #: The state of a rank before its host has reported one.
