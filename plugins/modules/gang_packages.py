@@ -31,7 +31,7 @@ options:
     type: str
     required: true
   module:
-    description: The module that is run in place of a script; empty for a script.
+    description: The module to run instead of a script; empty for a script.
     type: str
     required: true
   requirements:

@@ -18,7 +18,7 @@ options:
     type: raw
     required: true
   module:
-    description: The module that is run in place of a script; empty for a script.
+    description: The module to run instead of a script; empty for a script.
     type: raw
     required: true
   include:

@@ -169,7 +169,7 @@ class _Executor(TaskExecutor):  # type: ignore[misc]
 def action_on(action: Any, variables: Variables, host: str) -> Any:
     """Return an action like ``action``, with the connection of another host.
 
-    Ansible gives a task the connection of its own host only.
+    Ansible gives a task only the connection to the host that it runs for.
     """
     templar = Templar(loader=action._loader, variables=variables)
     # The action's own context has values of the host that the task runs for.

@@ -320,7 +320,7 @@ class Watch:
         while not self._over.wait(_PERIOD_S):
             faulthandler.dump_traceback_later(STUCK_LIMIT_S, exit=True)
             workers = {n: found for n, found in self._found.items() if n.startswith("worker-")}
-            # If TensorFlow does not tell, only unresponsive workers count as lost.
+            # If TensorFlow does not report it, only unresponsive workers count as lost.
             lost = {f"worker-{index}" for index in lost_workers(self._coordinator)}
             if any(found is Liveness.LIVE and n not in lost for n, found in workers.items()):
                 since = time.monotonic()

@@ -22,7 +22,7 @@ def bound_start(
     heartbeat for ``heartbeat_s`` seconds is dead. Call it before the strategy is made. A TensorFlow
     without these names keeps its own limit, and a note is printed.
     """
-    # There is no public way: the strategy's constructor waits and holds the GIL.
+    # The public API cannot do it: the strategy's constructor waits and holds the GIL.
     try:
         from tensorflow.python.distribute import collective_all_reduce_strategy as collective
         from tensorflow.python.eager import context as eager
@@ -44,7 +44,7 @@ def bound_start(
 
 def moving_averages(optimizer: Any) -> list[Any]:
     """Return the optimizer's averages of the trainable variables, in their order; empty without."""
-    # Among its public variables, nothing tells them from others of the same shapes.
+    # Its public variables cannot be distinguished from others of the same shapes.
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return list(inner._model_variables_moving_average) if inner.use_ema else []
 
@@ -62,7 +62,7 @@ def lost_workers(coordinator: Any) -> set[int]:
 
     A TensorFlow without these names has none.
     """
-    # It takes workers back only when all of them respond, and there is no public way to ask.
+    # It takes workers back only when all of them respond, and the public API cannot ask.
     workers = getattr(getattr(coordinator, "_cluster", None), "workers", [])
     return {
         int(worker.worker_index)
