@@ -51,7 +51,7 @@ def _argument_spec(action: str) -> dict[str, dict[str, Any]]:
 class _Action(ActionBase):  # type: ignore[misc]
     """An action of the role, with checked options."""
 
-    #: The action's name, and the function or program that does its work.
+    #: The action's name: that of its file, and on a host that of the program that does its work.
     name: ClassVar[str]
 
     def __init_subclass__(cls) -> None:
