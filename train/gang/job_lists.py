@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from train.gang import connections, listing, reports, suggestions
+from train.gang.connections import Args
 from train.gang.errors import PlanError
 from train.gang.records import Job
-
-Args = connections.Args
-Result = dict[str, object]
 
 
 def _listed(play: connections.Play, args: Args) -> tuple[list[Job], list[str], list[str]]:
@@ -25,14 +23,14 @@ def _listed(play: connections.Play, args: Args) -> tuple[list[Job], list[str], l
     return listing.merge(found), [name for name in names if name not in found], warnings
 
 
-def jobs(play: connections.Play, args: Args) -> Result:
+def jobs(play: connections.Play, args: Args) -> dict[str, object]:
     """Return all ``jobs`` and a line about each."""
     found, _, warnings = _listed(play, args)
     lines = [listing.line_of(job) for job in found]
     return {"jobs": found, "lines": lines, "warnings": warnings}
 
 
-def choose_old(play: connections.Play, args: Args) -> Result:
+def choose_old(play: connections.Play, args: Args) -> dict[str, object]:
     """Return the jobs to ``remove`` by host, and why others are ``kept``."""
     found, unreachable, warnings = _listed(play, args)
     age, keep = args.get("older_than"), args.get("keep")
@@ -46,7 +44,7 @@ def choose_old(play: connections.Play, args: Args) -> Result:
     return {"warnings": warnings, "remove": listing.where(old), "kept": kept}
 
 
-def ranks(play: connections.Play, args: Args) -> Result:
+def ranks(play: connections.Play, args: Args) -> dict[str, object]:
     """Return the ranks of a job if its attempt is later than ``after``."""
     found, _, warnings = _listed(play, args)
     if not found:

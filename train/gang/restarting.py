@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from train.gang import connections, login_failures, reports
+from train.gang.connections import Args
 from train.gang.errors import PlanError, UnreachableError
 from train.gang.plan import placement
 from train.gang.records import Manifest, Result
@@ -22,7 +23,6 @@ from train.gang.run_folders import read_manifest
 from train.gang.watch import attempt as watching
 from train.gang.watch import causes, journal
 
-Args = connections.Args
 Returned = dict[str, object]
 
 #: Possible next task files of roles/train_job.

@@ -6,16 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from train.gang import connections, leasing, login_failures, reports
+from train.gang.connections import Args
 from train.gang.errors import PlanError
 from train.gang.plan import placement, withdrawal
 from train.gang.records import Manifest
 from train.gang.watch import journal
 
-Args = connections.Args
-Result = dict[str, object]
 
-
-def lease(play: connections.Play, args: Args) -> Result:
+def lease(play: connections.Play, args: Args) -> dict[str, object]:
     """Wait for the job's ports and GPUs and lease them. No host needs files of the job yet."""
     manifest: Manifest = args["manifest"]
     run_dir = Path(args["run_dir"])
@@ -44,11 +42,11 @@ def lease(play: connections.Play, args: Args) -> Result:
     return {}
 
 
-def require_staged(play: connections.Play, args: Args) -> Result:
+def require_staged(play: connections.Play, args: Args) -> dict[str, object]:
     """Require that every rank of an attempt is staged, because all of them must start together."""
     lost: dict[str, login_failures.LoginFailure] = {}
     lacking: dict[str, str] = {}
-    flags: Result = {}
+    flags: dict[str, object] = {}
     for host in args["hosts"]:
         staged = play.registered(host, args["registered"])
         if staged.get("unreachable"):

@@ -13,6 +13,7 @@ from pathlib import Path
 from ansible.release import __version__ as ansible_version
 
 from train.gang import connections, notify, reports, run_folders, suggestions
+from train.gang.connections import Args
 from train.gang.errors import PlanError
 from train.gang.login_failures import names_of
 from train.gang.plan import gpus, placement, script_imports, script_packages, staging, withdrawal
@@ -21,8 +22,6 @@ from train.gang.records import MANIFEST_FILE, Attempt, Manifest, PlannedRank, re
 from train.gang.variables import job_variables, script_environment
 from train.host import records
 from train.host.preflight import INSTALL
-
-Args = connections.Args
 
 
 def check_variables(play: connections.Play, args: Args) -> dict[str, object]:

@@ -12,10 +12,8 @@ from train.gang.plan import placement, renaming
 from train.gang.records import MANIFEST_FILE, Manifest
 from train.host import records
 
-Result = dict[str, object]
 
-
-def choose_hosts(play: connections.Play, args: Args) -> Result:
+def choose_hosts(play: connections.Play, args: Args) -> dict[str, object]:
     """Choose the hosts of an attempt from the results of ``host_check``, and warn about others."""
     groups = {kind: list(hosts) for kind, hosts in args["groups"].items()}
     first, earlier = int(args["attempt"]) == 1, []

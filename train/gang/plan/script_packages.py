@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import cast
 
 from train.gang import REPOSITORY, connections, login_failures, reports, run_folders, suggestions
+from train.gang.connections import Args
 from train.gang.errors import PlanError
 from train.gang.packages import locks, requested
 from train.gang.packages.locks import Lock
@@ -19,7 +20,6 @@ from train.gang.plan.ranks import Hosts
 from train.gang.records import Packages
 from train.host.records import Environment, HostFacts
 
-Args = connections.Args
 #: The role tensorflow's own locks of TensorFlow, by variant.
 _LOCKS = REPOSITORY / "roles/tensorflow/files"
 

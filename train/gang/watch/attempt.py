@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from train.gang import connections, notify, reports, run_folders, suggestions
+from train.gang.connections import Args
 from train.gang.records import (
     MANIFEST_FILE,
     RESULT_FILE,
@@ -42,8 +43,6 @@ from train.host.records import Update
 OUTCOME_FILE = ".outcome.json"
 #: Seconds for a host to connect to all ranks.
 PROBE_TIMEOUT = 3.0
-
-Args = connections.Args
 
 
 def follow_gang(play: connections.Play, args: Args) -> dict[str, object]:
