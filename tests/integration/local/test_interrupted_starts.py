@@ -71,7 +71,7 @@ def test_an_output_that_is_closed_leaves_nothing_or_a_job_that_runs(
         stopped = train(*lab.words("stop", "cut"))
         assert stopped.returncode == 0, stopped.stderr
         assert job_processes(lab.root) == []
-    elif "runs on" not in said:
+    elif "the job continues" not in said:
         assert "nothing was started" in said
         assert is_nothing(lab, "cut")
 

@@ -46,7 +46,7 @@ def test_a_job_is_refused_or_waits_for_another_one(lab: Lab, tmp_path: Path) -> 
 
     here = plain(lab, "first").end()
     assert here.code == 2
-    assert "holds job first already" in here.error
+    assert "already contains job first" in here.error
     elsewhere = plain(Lab(lab.inventory, tmp_path / "other", lab.variables), "first").end()
     assert elsewhere.code == 2
     assert "job first is already running (worker-" in elsewhere.result["message"]
