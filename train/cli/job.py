@@ -207,6 +207,7 @@ class Job:
         self.variables["train_job_runs_dir"] = str(self.run_dir.parent)
         self._broken_off = 0
         self._offset = 0
+        self._attempt_before = 0  # the attempt that the manifest had before the playbook began
         self.result: Result | None = None
         self._may_refuse = True  # attaching can be refused only at first
         self._stop: playbooks.Playbook | None = None  # ends the ranks, while it runs
@@ -318,6 +319,8 @@ class Job:
         self._running = True
         if self._attached and self._offset == 0 and self._events_path.exists():
             self._offset = self._events_path.stat().st_size
+        manifest = gang_records.read_manifest(self.run_dir)
+        self._attempt_before = int(manifest["attempt"]) if manifest else 0
         try:
             given = {**self.variables, **more}
             self._playbook = playbooks.Playbook(playbook, self.inventory, given)
@@ -535,8 +538,10 @@ class Job:
     def _give_back(self) -> None:
         """Release the resources on hosts of an attempt that has not started, and undo its plan."""
         manifest = gang_records.read_manifest(self.run_dir)
-        attempt = self._playbook.outcome.result("gang_plan").get("attempt")
-        if manifest is None or manifest["attempt"] != attempt:
+        ended = self._playbook.outcome.ended
+        before = max(self._attempt_before, ended["attempts"] if ended else 0)
+        # The manifest decides: a playbook that is killed may have planned without reporting it.
+        if manifest is None or (attempt := int(manifest["attempt"])) <= before:
             return  # nothing was planned, or it is already undone
         outcome = playbooks.run_playbook("unstage.yml", self.inventory, self.variables)
         self._stop_messages = outcome.messages

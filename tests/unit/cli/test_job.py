@@ -146,12 +146,13 @@ def test_a_restart_given_up_early_loses_nothing(follow: Follow, folder: Path, en
     assert fake.run == []
 
 
+@pytest.mark.parametrize("outcome", [planned(code=None), None], ids=["reported", "not reported"])
 @pytest.mark.parametrize("end", ["stop", "leave"])
 def test_what_was_taken_before_the_start_is_given_back(
-    follow: Follow, folder: Path, end: str
+    follow: Follow, folder: Path, end: str, outcome: playbooks.Outcome | None
 ) -> None:
+    job, fake = follow(outcome)
     plan_again(folder)
-    job, fake = follow(planned(code=None))
     fake.unending = True
     pump(job)
     assert getattr(job, end)().message == "nothing was started"
@@ -162,8 +163,8 @@ def test_what_was_taken_before_the_start_is_given_back(
 def test_a_playbook_that_was_killed_before_the_start_leaves_nothing_taken(
     follow: Follow, folder: Path
 ) -> None:
-    plan_again(folder)
     job, fake = follow(planned(code=-9))
+    plan_again(folder)
     pump(job)
     assert job.result is not None
     assert job.result.state == "refused"
