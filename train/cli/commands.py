@@ -30,7 +30,7 @@ from train.cli.ansible_options import Variables, absolute
 from train.cli.display import STYLES, JsonDisplay, best_display
 from train.cli.output import Exit, announce, complain, exit_code, noted_interrupts, print_table
 from train.gang import lines, listing, reports, suggestions
-from train.gang.errors import PlanError
+from train.gang.errors import UserError
 from train.gang.plan.staging import WORKER, find_script
 from train.gang.records import Job
 from train.gang.scratch import Scratch
@@ -57,7 +57,7 @@ def show_help(
     if found.path != WORKER:
         python = jobs.host_python(variables)
         if not os.access(python, os.X_OK):
-            raise PlanError(
+            raise UserError(
                 f"cannot show the script's help: this machine has no {python} "
                 "(train_job_python). Run it on a host instead: "
                 f"{shlex.join([str(python), *words])}"

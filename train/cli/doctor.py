@@ -29,7 +29,7 @@ from train.cli.output import Exit, announce, complain, exit_code, print_table
 from train.gang import REPOSITORY, run_folders, suggestions
 from train.gang.doctor import COLLECTIVES, PARTS, findings
 from train.gang.doctor.records import Examined, Finding, Scaling, Trained
-from train.gang.errors import PlanError
+from train.gang.errors import UserError
 from train.gang.login_failures import names_of
 from train.gang.plan.staging import WORKER
 from train.gang.records import read_result
@@ -137,7 +137,7 @@ def _scale(examined: Examined, args: Namespace, variables: Variables) -> Scaling
     try:
         hosts = examined["trains"]
         return _measure(args.inventory, variables, hosts, args.model, args.batch)
-    except (PlanError, ArithmeticError, OSError, ValueError) as error:
+    except (UserError, ArithmeticError, OSError, ValueError) as error:
         finding = Finding(
             severity="fail",
             what="training-fails",
@@ -365,7 +365,7 @@ def counts(hosts: int) -> list[int]:
 def _measure(
     inventory: Inventory, variables: Variables, hosts: Sequence[str], model: str, batch: int
 ) -> Scaling:
-    """Run and remove one job after another; raise PlanError if one fails, and leave it here."""
+    """Run and remove one job after another; raise UserError if one fails, and leave it here."""
     began: list[str] = []
 
     def run(name: str, members: Sequence[str], script: str, *arguments: str) -> jobs.Result:
@@ -380,7 +380,7 @@ def _measure(
         began.append(job)
         result = jobs.run(script, arguments, inventory=inventory, job=job, variables=given)
         if result.state != "completed":
-            raise PlanError(f"{name} on {', '.join(members)} {result.state}: {result.message}")
+            raise UserError(f"{name} on {', '.join(members)} {result.state}: {result.message}")
         return result
 
     interrupt = signal.default_int_handler
@@ -444,7 +444,7 @@ def _trained(result: jobs.Result, hosts: int) -> Trained:
             names = ("compute_ms", "exchange_ms", "input_ms")
             found.append({n: fmean(float(part.get(n, 0)) for part in parts) for n in names})
     if not found:
-        raise PlanError(f"{result.run_dir}: no rank reported step times")
+        raise UserError(f"{result.run_dir}: no rank reported step times")
     means = max(found, key=lambda one: sum(one.values()))
     return Trained(
         hosts=hosts,

@@ -19,7 +19,7 @@ from train.cli import playbooks
 from train.cli.ansible_options import Inventory, Variables
 from train.cli.output import Exit, complain, exit_code, print_table
 from train.gang import cause_names, reports
-from train.gang.errors import PlanError
+from train.gang.errors import UserError
 from train.gang.records import Job, read_manifest
 from train.host import ends, faults
 
@@ -82,7 +82,7 @@ _HEADER = ("fault", "victim", "detected in", "named rightly", "left behind", "re
 
 
 def run(args: Namespace, variables: Variables) -> int:
-    """Run the drill and print its table; raise PlanError if another job runs."""
+    """Run the drill and print its table; raise UserError if another job runs."""
     outcome = playbooks.run_playbook("list.yml", args.inventory, variables)
     if outcome.unreachable:
         code = exit_code(outcome, "drill")
@@ -102,11 +102,11 @@ def run(args: Namespace, variables: Variables) -> int:
 def _require_idle_hosts(outcome: playbooks.Outcome) -> None:
     """Check that no job of any user runs, based on the list playbook."""
     if outcome.code:
-        raise PlanError("\n".join(outcome.messages))
+        raise UserError("\n".join(outcome.messages))
     listed: list[Job] = outcome.result("job_list")["jobs"]
     alive = [f"{job['job']} on {', '.join(job['hosts'])}" for job in listed if job["alive"]]
     if alive:
-        raise PlanError(
+        raise UserError(
             f"the drill does not run alongside other jobs: {'; '.join(alive)} is running"
         )
     # Jobs of other users or with another root. Inventory hosts on one machine report the same.
@@ -115,13 +115,13 @@ def _require_idle_hosts(outcome: playbooks.Outcome) -> None:
         try:
             leases = reports.items(reports.text())(result.get("leases"))
         except reports.ReportError as error:
-            raise PlanError(
+            raise UserError(
                 f"{host}: its report about leases {error}; the drill was not started"
             ) from None
         others.update(dict.fromkeys(leases, host))
     if others:
         named = "; ".join(f"{host} is {lease}" for lease, host in others.items())
-        raise PlanError(
+        raise UserError(
             f"the drill does not run alongside other jobs: {named}; wait until that job has ended"
         )
 

@@ -27,7 +27,7 @@ from train.cli.ansible_options import (
 )
 from train.gang import REPOSITORY, reports, suggestions
 from train.gang import records as gang_records
-from train.gang.errors import PlanError
+from train.gang.errors import UserError
 from train.gang.packages import requested
 from train.gang.plan import withdrawal
 from train.gang.plan.staging import WORKER, find_includes, find_script
@@ -106,7 +106,7 @@ class Result:
 def run_dir_of(job: str, variables: Variables) -> Path:
     """Return the job's local folder, or that of all jobs if ``job`` is empty.
 
-    Raise PlanError if it is not a valid job id.
+    Raise UserError if it is not a valid job id.
     """
     if job:
         check_id(job)
@@ -117,11 +117,11 @@ def run_dir_of(job: str, variables: Variables) -> Path:
 def named(job: str, variables: Variables) -> str:
     """Return a job's id, given directly or as train_job_id, or empty if it is given in neither way.
 
-    Raise PlanError if it is given in both ways and they differ.
+    Raise UserError if it is given in both ways and they differ.
     """
     by_variable = str(variables.get("train_job_id") or "")
     if job and by_variable and job != by_variable:
-        raise PlanError(
+        raise UserError(
             f"two ids are given for the job: {job}, and train_job_id {by_variable}. Give only one"
         )
     return job or by_variable
@@ -130,7 +130,7 @@ def named(job: str, variables: Variables) -> str:
 def with_runs_dir(inventory: Inventory, variables: Variables | None) -> dict[str, Any]:
     """Return the variables with the inventory's folder of results, if they do not set one.
 
-    Ansible runs only if a file of the inventory mentions the variable. Raise PlanError if the
+    Ansible runs only if a file of the inventory mentions the variable. Raise UserError if the
     result is not a single folder.
     """
     found = dict(variables or {})
@@ -138,14 +138,14 @@ def with_runs_dir(inventory: Inventory, variables: Variables | None) -> dict[str
         return found
     outcome = playbooks.run_playbook("runs_dir.yml", inventory, found)
     if outcome.code:
-        raise PlanError(
+        raise UserError(
             "\n".join([f"cannot read {_RUNS_DIR} from the inventory:", *outcome.messages])
         )
     by_host = {host: str(res.get("msg", "")) for host, res in outcome.results["debug"].items()}
     folders = dict.fromkeys(by_host.values())
     if len(folders) > 1:
         each = "; ".join(f"{folder or 'none'} on {host}" for host, folder in by_host.items())
-        raise PlanError(
+        raise UserError(
             f"{_RUNS_DIR} must be the same for the whole gang, but differs between hosts: "
             f"{each}. Set it in group_vars/all, or use -e train_job_runs_dir=FOLDER"
         )
@@ -242,7 +242,7 @@ class Job:
             variables: of the role train_job, and any others of Ansible.
 
         Raises:
-            PlanError: the script, an included file, the requirements or the id cannot be used;
+            UserError: the script, an included file, the requirements or the id cannot be used;
                 nothing was started.
             FileNotFoundError: an inventory does not exist.
         """
@@ -287,7 +287,7 @@ class Job:
     ) -> Self:
         """Restart a job that has failed or was stopped, whatever the cause, from its checkpoints.
 
-        Raise PlanError if it is still running or unknown here, ReportError if a host's answer is
+        Raise UserError if it is still running or unknown here, ReportError if a host's answer is
         malformed.
         """
         inventory, chosen = _of_job(job, inventory, variables)
@@ -295,7 +295,7 @@ class Job:
         manifest = gang_records.read_manifest(run_dir)
         if manifest is None:
             attach = suggestions.command("attach", suggesting.call_of(inventory, chosen), job=job)
-            raise PlanError(
+            raise UserError(
                 f"{run_dir / MANIFEST_FILE} does not exist: attach to the job first with `{attach}`"
             )
         _, hosts = status(job, inventory, chosen)
@@ -304,7 +304,7 @@ class Job:
         if alive:
             call = suggesting.call_of(inventory, chosen)
             attach, end = (suggestions.command(name, call, job=job) for name in ("attach", "stop"))
-            raise PlanError(
+            raise UserError(
                 f"job {job} is still running on {', '.join(alive)}: attach to it with "
                 f"`{attach}`, or stop it first with `{end}`"
             )

@@ -21,7 +21,7 @@ from train.cli.ansible_options import Variables
 from train.cli.output import PROGRAM, Exit, complain
 from train.gang import scratch, suggestions
 from train.gang.doctor import PARTS
-from train.gang.errors import PlanError
+from train.gang.errors import UserError
 from train.gang.packages.requested import NEXT_TO_SCRIPT
 from train.gang.run_folders import check_id
 from train.host import faults, records
@@ -39,7 +39,7 @@ def _count(text: str, least: int = 0) -> int:
 def _job_id(text: str) -> str:
     try:
         check_id(text)
-    except PlanError as error:
+    except UserError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text
 
@@ -231,7 +231,7 @@ def choose_hosts(args: argparse.Namespace, variables: dict[str, Any]) -> dict[st
         the variables, with those of the connection.
 
     Raises:
-        PlanError: no job is named, and none is known here.
+        UserError: no job is named, and none is known here.
     """
     if args.command not in _ABOUT_A_JOB:
         return variables
@@ -243,7 +243,7 @@ def choose_hosts(args: argparse.Namespace, variables: dict[str, Any]) -> dict[st
         if job:
             complain(args.command, f"using job {job}, the newest in {runs_dir}")
         elif args.command != "status":  # status asks the hosts for the newest
-            raise PlanError(
+            raise UserError(
                 f"no job in {runs_dir}: pass a job id; `{suggestions.command('list')}` "
                 "shows the jobs on the hosts"
             )
@@ -293,7 +293,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         args.inventory = ansible_options.read_options(args, encrypted)
         variables = jobs.with_runs_dir(args.inventory, variables)
         return int(args.handler(args, variables))
-    except (PlanError, ValueError) as error:
+    except (UserError, ValueError) as error:
         complain(args.command, str(error))
         return Exit.REFUSED
     except KeyboardInterrupt:

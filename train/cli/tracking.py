@@ -21,7 +21,7 @@ from typing import Any
 from train.cli.display import JsonDisplay
 from train.cli.job import Event, Result
 from train.gang import REPOSITORY
-from train.gang.errors import PlanError
+from train.gang.errors import UserError
 from train.gang.records import MANIFEST_FILE, Manifest, read_manifest, read_result
 from train.host import records
 
@@ -50,16 +50,16 @@ PAUSE, LIMIT, INTERVAL = 15.0, 30.0, 1.0
 
 
 def check(uri: str) -> None:
-    """Raise PlanError if MLflow is not installed or its URI is invalid."""
+    """Raise UserError if MLflow is not installed or its URI is invalid."""
     if uri.partition(":")[0].partition("+")[0] not in SCHEMES:
-        raise PlanError(
+        raise UserError(
             f"--mlflow {_masked(uri)} is not a tracking URI: it must begin with one of "
             f"{', '.join(f'{scheme}:' for scheme in SCHEMES)}, such as --mlflow sqlite:///mlflow.db"
         )
     if importlib.util.find_spec("mlflow") is None:
         lock = REPOSITORY / "requirements/mlflow.txt"
         words = [sys.executable, "-m", "pip", "install", "--require-hashes", "-r", str(lock)]
-        raise PlanError(f"--mlflow needs MLflow: install it with `{shlex.join(words)}`")
+        raise UserError(f"--mlflow needs MLflow: install it with `{shlex.join(words)}`")
 
 
 def _masked(text: str) -> str:

@@ -27,7 +27,7 @@ from train.gang import (
     suggestions,
 )
 from train.gang.connections import Args, Play, Returned
-from train.gang.errors import BusyError, NothingAnsweredError, PlanError, WatchEndedError
+from train.gang.errors import BusyError, NothingAnsweredError, UserError
 from train.gang.login_failures import LoginFailure
 
 #: The module that runs the programs of train/host on a host.
@@ -100,7 +100,7 @@ class GangAction(_Action):
     @staticmethod
     @abstractmethod
     def decide(play: Play, options: Args, /) -> Mapping[str, object]:
-        """Return the task's result. PlanError, OSError and ValueError become its message."""
+        """Return the task's result. UserError, OSError and ValueError become its message."""
 
     def act(self, options: Args, task_vars: Args) -> Returned:
         """Call ``decide``, and report an error of it as the task's message."""
@@ -118,7 +118,7 @@ class GangAction(_Action):
 
     def failure(self, error: Exception, options: Args) -> Returned:
         """Return the result of a task that failed. Raise other errors than those of ``decide``."""
-        if isinstance(error, (PlanError, OSError, ValueError)):
+        if isinstance(error, (UserError, OSError, ValueError)):
             return {"failed": True, "msg": str(error)}
         raise error
 
@@ -132,7 +132,7 @@ class ObservingAction(GangAction):
 
     def failure(self, error: Exception, options: Args) -> Returned:
         """Return a result with the way to follow the job again."""
-        known = isinstance(error, (WatchEndedError, OSError))
+        known = isinstance(error, (UserError, OSError))
         ended = f"stopped following the job: {error if known else repr(error)}"
         message = f"{ended}; the job itself is not affected: {_attach_again(options)}"
         return {"failed": True, "left_running": self.follows_job, "msg": message}
@@ -171,7 +171,7 @@ class HostAction(_Action):
             return super().run(tmp, task_vars)
         except AnsibleConnectionFailure as error:
             return _unreachable(login_check.explain(str(error), self._connection))
-        except PlanError as error:
+        except UserError as error:
             return {"failed": True, "msg": str(error)}
 
     def act(self, options: Args, task_vars: Args) -> Returned:

@@ -27,7 +27,7 @@ from ansible.template import Templar
 from ansible.utils.display import Display
 
 from train.gang import REPOSITORY, ansible_core, launcher, login_failures, reports
-from train.gang.errors import PlanError, UnreachableError
+from train.gang.errors import UnreachableError, UserError
 from train.gang.variables import job_variables, script_environment
 from train.host import processes
 
@@ -281,16 +281,16 @@ class Play:
         self._connecting = threading.Lock()
 
     def check(self) -> None:
-        """Raise PlanError if the hosts of this play do not run the tasks together."""
+        """Raise UserError if the hosts of this play do not run the tasks together."""
         play = self._action._task.get_play()
         strategy = str(play.strategy).rpartition(".")[2]
         if strategy not in _STRATEGIES:
-            raise PlanError(
+            raise UserError(
                 f"this play has `strategy: {strategy}`, but all hosts of a gang must run "
                 f"each task together: remove it, or use {' or '.join(_STRATEGIES)}"
             )
         if play.serial and self._at_once < len(self.hosts):
-            raise PlanError(
+            raise UserError(
                 f"this play has `serial`, which runs on {self._at_once} of its "
                 f"{len(self.hosts)} hosts at a time, but all ranks of a gang start "
                 "together: remove it"
@@ -340,12 +340,12 @@ class Play:
             try:
                 return templar.template(value)
             except AnsibleError as error:
-                raise PlanError(f"{name} of {host}: {error}") from None
+                raise UserError(f"{name} of {host}: {error}") from None
 
         return template
 
     def environment(self, host: str) -> dict[str, str]:
-        """Return the script's environment on a host. Raise PlanError if a value is not text."""
+        """Return the script's environment on a host. Raise UserError if a value is not text."""
         found, problems = self._environment(host)
         job_variables.refuse(
             [f"{job_variables.ENVIRONMENT} of {host} {problem}" for problem in problems]
@@ -367,7 +367,7 @@ class Play:
             try:
                 is_default = place == job_variables.DEFAULT
                 values[name] = variables[name] if is_default else template(name, variables[name])
-            except PlanError as error:
+            except UserError as error:
                 problems.append(str(error))
         return job_variables.Given(
             list(variables),

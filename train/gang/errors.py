@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 
-class PlanError(Exception):
-    """The user can remedy it. The message is for the user."""
+class UserError(Exception):
+    """An error that the user can remedy. Its message is for the user."""
 
 
-class NothingAnsweredError(PlanError):
+class NothingAnsweredError(UserError):
     """No host of a play answered. The results of an earlier task have the reasons."""
 
 
@@ -15,9 +15,9 @@ class UnreachableError(Exception):
     """A host cannot be reached."""
 
 
-class WatchEndedError(Exception):
+class WatchEndedError(UserError):
     """The watch ends, but the job continues."""
 
 
-class BusyError(Exception):
+class BusyError(UserError):
     """Another process already follows the job."""

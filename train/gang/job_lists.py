@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from train.gang import connections, listing, reports, suggestions
 from train.gang.connections import Args
-from train.gang.errors import PlanError
+from train.gang.errors import UserError
 from train.gang.records import Job
 
 
@@ -48,7 +48,7 @@ def ranks(play: connections.Play, args: Args) -> dict[str, object]:
     """Return the ranks of a job if its attempt is later than ``after``."""
     found, _, warnings = _listed(play, args)
     if not found:
-        raise PlanError(
+        raise UserError(
             f"no host of this inventory has a rank of job {args['job']}: "
             f"`{suggestions.command('list')}` shows all jobs"
         )

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from train.gang import lines
-from train.gang.errors import PlanError
+from train.gang.errors import UserError
 from train.gang.login_failures import names_of
 from train.gang.records import Job, JobRank
 from train.host import jobs as host_jobs
@@ -115,7 +115,7 @@ def choose_old(
 ) -> tuple[list[Job], list[str]]:
     """Return the jobs to remove, and why other jobs of that age are kept.
 
-    Raise PlanError if no limit is given or ``keep`` is negative.
+    Raise UserError if no limit is given or ``keep`` is negative.
 
     Args:
         jobs: newest first.
@@ -126,13 +126,13 @@ def choose_old(
         keep: number of newest jobs to keep, or None.
     """
     if older_than is None and keep is None:
-        raise PlanError(
+        raise UserError(
             "nothing selected for removal: set a minimum age (--older-than 14d, "
             "train_job_clean_older_than) or the number of jobs to keep (--keep 20, "
             "train_job_clean_keep)"
         )
     if keep is not None and keep < 0:
-        raise PlanError(f"train_job_clean_keep is {keep}, expected 0 or more")
+        raise UserError(f"train_job_clean_keep is {keep}, expected 0 or more")
     old, kept = [], []
     for job in jobs[keep or 0 :]:
         ranks = [*job["ranks"], *job["stale"]]

@@ -16,7 +16,7 @@ from typing import Any
 
 from train.gang import connections, login_failures, reports
 from train.gang.connections import Args
-from train.gang.errors import PlanError, UnreachableError
+from train.gang.errors import UnreachableError, UserError
 from train.gang.plan import placement
 from train.gang.records import Manifest, Result
 from train.gang.run_folders import read_manifest
@@ -170,7 +170,7 @@ def _is_enough(
     earlier = [rank["host"] for rank in manifest["ranks"]]
     try:
         placement.choose(groups, unreachable, earlier=earlier)
-    except PlanError:
+    except UserError:
         return False
     return True
 

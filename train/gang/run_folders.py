@@ -9,7 +9,7 @@ from pathlib import Path
 
 from train.gang import records as gang_records
 from train.gang import suggestions
-from train.gang.errors import PlanError
+from train.gang.errors import UserError
 from train.gang.records import MANIFEST_FILE, Manifest
 from train.host import records
 
@@ -36,9 +36,9 @@ def open_to_all(folder: Path) -> None:
 
 
 def check_id(job: str) -> None:
-    """Raise PlanError if a job id, which names folders, is invalid."""
+    """Raise UserError if a job id, which names folders, is invalid."""
     if not records.JOB_PATTERN.fullmatch(job):
-        raise PlanError(
+        raise UserError(
             f"train_job_id {job!r} is not a valid job id: use 1 to 64 letters, digits, '.', "
             "'_' or '-', starting with a letter or digit"
         )
@@ -52,14 +52,14 @@ def choose_job(job: str, script: Path, runs_dir: Path) -> tuple[str, Path]:
     """Return the job's id and its new, empty folder on the control node.
 
     By default (``job`` is empty), the id is the script's name and the time. For a generic name such
-    as main.py, the folder's name is used. Raise PlanError if the id is invalid, or its folder
+    as main.py, the folder's name is used. Raise UserError if the id is invalid, or its folder
     already has a job.
     """
     if job:
         check_id(job)
         run_dir = runs_dir / job
         if (run_dir / MANIFEST_FILE).exists():
-            raise PlanError(
+            raise UserError(
                 f"{run_dir} already contains job {job}, which is running or has ended: "
                 f"attach to it with `{suggestions.command('attach', job=job)}`, or choose "
                 "another id (--job, train_job_id)"
@@ -80,11 +80,11 @@ def choose_job(job: str, script: Path, runs_dir: Path) -> tuple[str, Path]:
 
 
 def read_manifest(job: str, runs_dir: Path) -> Manifest:
-    """Return the manifest of an earlier attempt of ``job``. Raise PlanError if there is none."""
+    """Return the manifest of an earlier attempt of ``job``. Raise UserError if there is none."""
     check_id(job)
     manifest = gang_records.read_manifest(runs_dir / job)
     if manifest is None:
-        raise PlanError(
+        raise UserError(
             f"{runs_dir / job / MANIFEST_FILE} does not exist, but another attempt "
             "(train_job_attempt) needs an earlier one: attach to the job first with "
             f"`{suggestions.command('attach', job=job)}`"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from train.gang import connections, leasing, login_failures, reports
 from train.gang.connections import Args
-from train.gang.errors import PlanError
+from train.gang.errors import UserError
 from train.gang.plan import placement, withdrawal
 from train.gang.records import Manifest
 from train.gang.watch import journal
@@ -38,7 +38,7 @@ def lease(play: connections.Play, args: Args) -> dict[str, object]:
         return {"failed": True, "msg": message, "stopped": str(error)}
     except (leasing.LeasingError, OSError) as error:
         withdrawal.withdraw(run_dir, int(manifest["attempt"]))
-        raise PlanError(f"nothing was started: {error}") from error
+        raise UserError(f"nothing was started: {error}") from error
     return {}
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from train.gang import REPOSITORY, login_failures
-from train.gang.errors import PlanError
+from train.gang.errors import UserError
 from train.host import suitability as host_facts
 from train.host.records import Suitability
 
@@ -169,7 +169,7 @@ def needs(values: Mapping[str, Any], roles: Collection[str]) -> Needs:
         roles: roles of setup.yml that will run there.
 
     Raises:
-        PlanError: the role tensorflow would reject a value.
+        UserError: the role tensorflow would reject a value.
     """
     defaults = _role()
     supported = values.get("tensorflow_python_supported", [])
@@ -178,7 +178,7 @@ def needs(values: Mapping[str, Any], roles: Collection[str]) -> Needs:
         and len(supported) == 2
         and all(re.fullmatch(r"3\.[0-9]+", str(version)) for version in supported)
     ):
-        raise PlanError(
+        raise UserError(
             f"tensorflow_python_supported is {supported}: specify the oldest and newest Python, "
             'such as ["3.10", "3.13"]'
         )

@@ -6,7 +6,7 @@ import secrets
 
 from train.gang import reports
 from train.gang.connections import Args, Play
-from train.gang.errors import PlanError
+from train.gang.errors import UserError
 from train.host import processes
 from train.host.tensorboard import ADDRESS
 
@@ -22,7 +22,7 @@ def choose(play: Play, args: Args) -> dict[str, object]:
 
     Hosts on one machine or with a shared folder have the same events. A board has TensorBoard's
     port ``here`` on this machine and ``there`` on the host, options of ``ssh`` for the forwarding,
-    a secret ``path`` and the ``url``. Raise PlanError if no reachable host has events.
+    a secret ``path`` and the ``url``. Raise UserError if no reachable host has events.
     """
     shown: set[str] = set()
     boards: dict[str, dict[str, object]] = {}
@@ -61,13 +61,13 @@ def choose(play: Play, args: Args) -> dict[str, object]:
     if not boards:
         which = ", ".join(args["jobs"]) or "any job"
         nothing = f"no host has TensorBoard events of {which} yet"
-        raise PlanError("\n".join([nothing, *warnings]))
+        raise UserError("\n".join([nothing, *warnings]))
     return {"boards": boards, "warnings": warnings}
 
 
 def _free_port(first: int) -> int:
-    """Return the first free port on this machine, from ``first`` on. Raise PlanError if none is."""
+    """Return the first free port on this machine, from ``first`` on. Raise UserError if none is."""
     ports = range(first, 65_536) if first > 0 else ()
     for port in filter(processes.is_free, ports):
         return port
-    raise PlanError(f"no free port on this machine from {first} up: the range is 1 to 65535")
+    raise UserError(f"no free port on this machine from {first} up: the range is 1 to 65535")

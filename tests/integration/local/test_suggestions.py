@@ -20,7 +20,7 @@ from tests.support.jobs import PLAIN, plain, train, training
 from tests.support.lab import REPOSITORY, Lab, Labs, environment, pasted, playbook_command, run
 from train.cli import tracking
 from train.gang import login_failures, suggestions
-from train.gang.errors import PlanError
+from train.gang.errors import UserError
 from train.gang.suggestions import Call
 from train.host import suggested
 from train.host.suggested import HOST, SUGGESTIONS, suggest
@@ -287,7 +287,7 @@ def test_commands_for_the_keys_of_logins_are_run(tmp_path: Path) -> None:
 
 def test_the_installation_of_mlflow_can_be_pasted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(PlanError) as refused:
+    with pytest.raises(UserError) as refused:
         tracking.check("sqlite:///mlflow.db")
     (command,) = re.findall(r"`([^`]+)`", str(refused.value))
     lock = Path(shlex.split(command)[-1])

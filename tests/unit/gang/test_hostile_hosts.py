@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from train.gang import archives, connections, listing, reports
-from train.gang.errors import PlanError, UnreachableError
+from train.gang.errors import UnreachableError, UserError
 from train.gang.plan import reattach, staging
 from train.gang.plan.ranks import keep_checkpoints, plan_ranks
 from train.gang.plan.renaming import Inventory
@@ -201,13 +201,13 @@ def test_code_from_a_host_is_used_only_if_it_is_what_was_sent(tmp_path: Path) ->
     marker = tmp_path / "marker"
     archive, sha256 = code_archive(tmp_path, marker)
     tf_config = {"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}
-    with pytest.raises(PlanError, match="differs from the code that the job was started with"):
+    with pytest.raises(UserError, match="differs from the code that the job was started with"):
         staging.check_archive(archive, "0" * 64)
     staging.check_archive(archive, sha256)
     manifest: Any = {"script": str(staging.WORKER), "arguments": []}
     staging.check_arguments(manifest, archive, {"a": tf_config})
     archive.write_bytes(archive.read_bytes()[:-40])
-    with pytest.raises(PlanError, match="remove it and attach to the job again"):
+    with pytest.raises(UserError, match="remove it and attach to the job again"):
         staging.check_archive(archive, sha256)
     assert not marker.exists()
 
@@ -300,7 +300,7 @@ def test_without_knowing_the_job_all_hosts_must_agree() -> None:
     chosen, _ = choose(dict.fromkeys(INVENTORY, a_manifest(2)))
     assert chosen["attempt"] == 2
     told = {"node-0": a_manifest(), "node-1": a_manifest(arguments=["--evil"])}
-    with pytest.raises(PlanError, match=r"have different records of job night \(node-0, node-1\)"):
+    with pytest.raises(UserError, match=r"have different records of job night \(node-0, node-1\)"):
         choose(told)
 
 

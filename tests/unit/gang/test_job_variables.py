@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from train.gang import REPOSITORY
-from train.gang.errors import PlanError
+from train.gang.errors import UserError
 from train.gang.variables import job_variables as variables
 from train.gang.variables import script_environment
 
@@ -29,7 +29,7 @@ def given(**values: Any) -> variables.Given:
 
 
 def message_of(**hosts: variables.Given) -> str:
-    with pytest.raises(PlanError) as refused:
+    with pytest.raises(UserError) as refused:
         variables.check(hosts, lambda value: None)
     return str(refused.value)
 

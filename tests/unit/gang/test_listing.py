@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.job_folders import DAY, lay_out, write_manifest
 from train.gang import listing
-from train.gang.errors import PlanError
+from train.gang.errors import UserError
 from train.gang.records import Job
 from train.host import jobs as host_jobs
 
@@ -126,9 +126,9 @@ def test_old_by_age_and_number(tmp_path: Path, limits: dict[str, Any], removed: 
 
 
 def test_limits_that_are_none() -> None:
-    with pytest.raises(PlanError, match="nothing selected for removal"):
+    with pytest.raises(UserError, match="nothing selected for removal"):
         listing.choose_old([], [])
-    with pytest.raises(PlanError, match="expected 0 or more"):
+    with pytest.raises(UserError, match="expected 0 or more"):
         listing.choose_old([], [], keep=-1)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import wheels
-from train.gang.errors import PlanError
+from train.gang.errors import UserError
 from train.gang.packages import locks, requested, uv
 from train.gang.packages.names import package_of
 
@@ -114,7 +114,7 @@ def test_the_same_file_gives_the_same_packages_until_it_changes(lab: Lab) -> Non
 )
 def test_a_contradiction_is_one_message_with_a_way_out(lab: Lab, text: str, message: str) -> None:
     (lab.folder / "limits.txt").write_text("alpha<1\n")
-    with pytest.raises(PlanError, match=re.escape(message)) as refused:
+    with pytest.raises(UserError, match=re.escape(message)) as refused:
         lab.lock(text, "3.11", "3.13")
     said = str(refused.value)
     assert "tensorflow_requirements" in said or "tensorflow_python" in said
@@ -152,13 +152,13 @@ def test_extras_are_resolved(lab: Lab) -> None:
     ],
 )
 def test_what_cannot_be_taken_is_refused_by_line(lab: Lab, text: str, reason: str) -> None:
-    with pytest.raises(PlanError, match=re.escape(reason)) as refused:
+    with pytest.raises(UserError, match=re.escape(reason)) as refused:
         lab.read(f"\n{text}")
     assert "secret" not in str(refused.value)
 
 
 def test_all_lines_that_cannot_be_taken_are_named_at_once(lab: Lab) -> None:
-    with pytest.raises(PlanError) as refused:
+    with pytest.raises(UserError) as refused:
         lab.read("alpha\n./a.whl\nb c\n")
     lines = str(refused.value).splitlines()
     assert [line.partition(":")[0] for line in lines] == [
@@ -191,7 +191,7 @@ def test_dependencies_of_a_project(tmp_path: Path, text: str, message: str) -> N
     path = tmp_path / "pyproject.toml"
     path.write_text(text)
     if message:
-        with pytest.raises(PlanError, match=re.escape(message)):
+        with pytest.raises(UserError, match=re.escape(message)):
             requested.read(path)
     else:
         names = [line.requirement.name for line in requested.read(path).packages]
@@ -199,13 +199,13 @@ def test_dependencies_of_a_project(tmp_path: Path, text: str, message: str) -> N
 
 
 def test_the_file_next_to_the_script(tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match=r"neither requirements.txt nor pyproject.toml"):
+    with pytest.raises(UserError, match=r"neither requirements.txt nor pyproject.toml"):
         requested.find("auto", tmp_path)
     (tmp_path / "pyproject.toml").write_text('[project]\ndependencies = ["alpha"]\n')
     assert requested.find("auto", tmp_path).name == "pyproject.toml"
     (tmp_path / "requirements.txt").write_text("alpha\n")
     assert requested.find("auto", tmp_path).name == "requirements.txt"
-    with pytest.raises(PlanError, match="no such file: /nowhere"):
+    with pytest.raises(UserError, match="no such file: /nowhere"):
         requested.find("/nowhere", tmp_path)
 
 

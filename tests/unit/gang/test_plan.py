@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from train.gang.errors import PlanError
+from train.gang.errors import UserError
 from train.gang.plan import ranks as plan
 from train.gang.plan import staging
 from train.gang.plan.placement import aliases, choose
@@ -73,7 +73,7 @@ SAME_PORT = "b and c have the same address and port"
 )
 def test_impossible_gangs(groups: Groups, changes: dict[str, dict[str, Any]], message: str) -> None:
     hosts: Any = {name: {**known, **changes.get(name, {})} for name, known in HOSTS.items()}
-    with pytest.raises(PlanError, match=re.escape(message)):
+    with pytest.raises(UserError, match=re.escape(message)):
         plan.plan_ranks(groups, hosts)
 
 
@@ -118,7 +118,7 @@ def test_who_takes_part(groups: Groups, missing: str, given: dict[str, Any], hos
     ],
 )
 def test_too_few_left(groups: Groups, missing: str, least: int, message: str) -> None:
-    with pytest.raises(PlanError, match=message):
+    with pytest.raises(UserError, match=message):
         choose(groups, dict.fromkeys(missing, AWAY), least=least)
 
 
@@ -170,24 +170,24 @@ def test_a_module_is_run_in_the_folder_of_its_package(tmp_path: Path) -> None:
         (tmp_path, "trainer..task", "is not a module name"),
         (tmp_path / "trainer/task.py", "trainer.task", "is not a directory"),
     ):
-        with pytest.raises(PlanError, match=refusal):
+        with pytest.raises(UserError, match=refusal):
             staging.find_script(str(folder), module)
 
 
 def test_scripts_that_cannot_be_staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "project"
     folder.mkdir()
-    with pytest.raises(PlanError, match=r"contains 0 Python files but no main\.py"):
+    with pytest.raises(UserError, match=r"contains 0 Python files but no main\.py"):
         staging.find_script(str(folder))
     for name in ("a.py", "b.py"):
         write(folder / name)
-    with pytest.raises(PlanError, match=r"2 Python files but no main\.py"):
+    with pytest.raises(UserError, match=r"2 Python files but no main\.py"):
         staging.find_script(str(folder))
     monkeypatch.setenv("HOME", str(folder))
-    with pytest.raises(PlanError, match="move the script to its own directory"):
+    with pytest.raises(UserError, match="move the script to its own directory"):
         staging.find_script(str(folder / "a.py"))
     (folder / "big.bin").write_bytes(b"0" * 2**21)
-    with pytest.raises(PlanError, match=r"is 2 MiB, the limit is 1 MiB .*big.bin"):
+    with pytest.raises(UserError, match=r"is 2 MiB, the limit is 1 MiB .*big.bin"):
         staging.code_files(folder, limit_mb=1)
 
 
@@ -228,14 +228,14 @@ def test_files_that_cannot_be_included(tmp_path: Path, monkeypatch: pytest.Monke
         ([str(tmp_path)], f"{tmp_path} cannot be included as a whole"),
         (["~/project", str(folder)], "would both be staged as project"),
     ]:
-        with pytest.raises(PlanError, match=re.escape(message)):
+        with pytest.raises(UserError, match=re.escape(message)):
             staging.find_includes(names)
     for name, message in [
         ("main.py", f"main.py: the script's folder {folder} already has an entry with that name"),
         ("empty", "contains no files to copy"),
         ("big.bin", "with the included files is 2 MiB, the limit is 1 MiB"),
     ]:
-        with pytest.raises(PlanError, match=re.escape(message)):
+        with pytest.raises(UserError, match=re.escape(message)):
             staging.code_files(folder, staging.find_includes(f"~/{name}"), limit_mb=1)
 
 
@@ -251,7 +251,7 @@ def test_arguments_are_checked_when_staged(tmp_path: Path, monkeypatch: pytest.M
         staging.check_arguments(manifest, archive, {"a": {}})
 
     check(worker, "model.py")
-    with pytest.raises(PlanError, match=r"No such file or directory: 'other\.py'"):
+    with pytest.raises(UserError, match=r"No such file or directory: 'other\.py'"):
         check(worker, "other.py")
     check(tmp_path / "users.py", "other.py")
     assert not list(tmp_path.rglob("*.pyc")), "nothing is left of the check"

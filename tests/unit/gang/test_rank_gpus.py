@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.gpus import MIG, UUIDS, Machine, gang
-from train.gang.errors import PlanError
+from train.gang.errors import UserError
 from train.host import gpus as looking
 
 # ------------------------------------------------------------------------ what is enumerated
@@ -114,5 +114,5 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
 @pytest.mark.parametrize(("wanted", "count", "message"), REFUSED, ids=lambda v: str(v)[:40])
 def test_gpus_that_cannot_be_given(wanted: dict[str, Any], count: int, message: str) -> None:
     groups = {"worker": ["a", "b"], "evaluator": ["c"]}
-    with pytest.raises(PlanError, match=re.escape(message)):
+    with pytest.raises(UserError, match=re.escape(message)):
         gang(groups, wanted, count, instances=2 if count else 0)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.unit.gang.test_hostile_hosts import FACTS, RANK, a_manifest
-from train.gang.errors import NothingAnsweredError, PlanError
+from train.gang.errors import NothingAnsweredError, UserError
 from train.gang.plan import reattach
 
 NAMES = ["a", "b", "spare"]
@@ -65,9 +65,9 @@ def test_a_job_without_any_host_that_answers_is_not_followed(tmp_path: Path) -> 
 
 def test_a_job_that_is_not_known_here(tmp_path: Path) -> None:
     states = {"a": SILENT, "b": seen(), "spare": seen()}
-    with pytest.raises(PlanError, match=r"no host has job night .*\(unreachable: a\)"):
+    with pytest.raises(UserError, match=r"no host has job night .*\(unreachable: a\)"):
         find(tmp_path, states)
-    with pytest.raises(PlanError, match="are not in this inventory: node-0 and node-1"):
+    with pytest.raises(UserError, match="are not in this inventory: node-0 and node-1"):
         find(tmp_path, states, a_manifest())
 
 

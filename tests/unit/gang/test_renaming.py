@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from train.gang.errors import PlanError
+from train.gang.errors import UserError
 from train.gang.plan import renaming
 from train.gang.plan.renaming import Inventory
 
@@ -105,7 +105,7 @@ def test_no_host_speaks_for_another_one() -> None:
     addresses = {"a": OLD[0], "b": OLD[1]}
     found = renaming.in_names_of(manifest(), Inventory(["b", "a"], ranks, addresses))
     assert hosts_of(found) == {"worker-0": "a", "worker-1": "b"}
-    with pytest.raises(PlanError, match="several hosts report worker-0 of job night"):
+    with pytest.raises(UserError, match="several hosts report worker-0 of job night"):
         renaming.in_names_of(manifest(), Inventory(["b", "a"], ranks, {}))
     # Two names of one machine report the same rank.
     twice = {name: [reported("worker-0"), reported("worker-1")] for name in ("a", "b")}

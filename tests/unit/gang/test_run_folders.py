@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from train.gang import run_folders
-from train.gang.errors import PlanError
+from train.gang.errors import UserError
 
 
 def mode(path: Path) -> int:
@@ -35,8 +35,8 @@ def test_jobs_are_told_apart(tmp_path: Path) -> None:
     assert first != second
     assert folder == tmp_path / first
     (folder / "manifest.json").write_text("{}")
-    with pytest.raises(PlanError, match="which is running or has ended"):
+    with pytest.raises(UserError, match="which is running or has ended"):
         run_folders.choose_job(first, Path("/x/main.py"), tmp_path)
     for name in ("../x", "a b", "-x", "x" * 65):
-        with pytest.raises(PlanError, match="is not a valid job id"):
+        with pytest.raises(UserError, match="is not a valid job id"):
             run_folders.choose_job(name, Path("/x/main.py"), tmp_path)

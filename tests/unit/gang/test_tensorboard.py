@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.lab import free_port
 from train.gang import tensorboard
-from train.gang.errors import PlanError
+from train.gang.errors import UserError
 
 REPORTED: dict[str, dict[str, Any]] = {
     "same": {"events": ["a", "b"], "port": 4001},
@@ -49,5 +49,5 @@ def test_hosts_with_events_of_their_own_show_them() -> None:
 
 
 def test_without_events_the_jobs_are_named() -> None:
-    with pytest.raises(PlanError, match="no host has TensorBoard events of night yet"):
+    with pytest.raises(UserError, match="no host has TensorBoard events of night yet"):
         choose("none", "away")

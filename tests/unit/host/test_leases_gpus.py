@@ -16,7 +16,7 @@ from tests.support.bare_ranks import stage
 from tests.support.gpus import MIG, UUIDS, Machine, gang
 from tests.support.lease_ranks import holder, spec_of
 from tests.unit.host.conftest import SLEEP, Starter
-from train.gang.errors import PlanError
+from train.gang.errors import UserError
 from train.host import gpus, leases, preflight, ranks
 from train.host.leases import user_name
 from train.host.records import Gpu, StopReport
@@ -155,7 +155,7 @@ REFUSED: list[tuple[Any, Any, int, str]] = [
 
 @pytest.mark.parametrize(("wanted", "others", "count", "message"), REFUSED)
 def test_gpus_of_others_are_refused(wanted: Any, others: Any, count: int, message: str) -> None:
-    with pytest.raises(PlanError) as raised:
+    with pytest.raises(UserError) as raised:
         gang(WORKERS, wanted, count, instances=2, busy=others)
     assert message in str(raised.value)
     assert gang(WORKERS, {"b": [MIG[1]]}, 4, instances=2, busy={MIG[0]: busy("in use")})

@@ -20,7 +20,7 @@ from train.gang import (
 )
 from train.gang.doctor import PARTS, findings
 from train.gang.doctor.records import Examined, Login
-from train.gang.errors import PlanError
+from train.gang.errors import UserError
 from train.host.checkup import Checkup
 from train.host.links import Link
 from train.host.threads import ask_all
@@ -110,7 +110,7 @@ def _reached(play: connections.Play, host: str) -> connections.Args:
     """Return a host's connection variables, for suggested commands."""
     try:
         return login_check.variables_of(play.connect(host, "doctor"))
-    except (AnsibleError, PlanError):
+    except (AnsibleError, UserError):
         return {"ansible_host": host}
 
 

@@ -24,7 +24,7 @@ from packaging.pylock import Pylock
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from train.gang.errors import PlanError
+from train.gang.errors import UserError
 from train.gang.packages import uv, wheels
 from train.gang.packages.requested import Line, Requested
 from train.gang.scratch import Scratch
@@ -96,7 +96,7 @@ def make(
     *,
     send_all: bool = False,
 ) -> Lock:
-    """Return the lock of a script's requirements. Raise PlanError with all contradictions.
+    """Return the lock of a script's requirements. Raise UserError with all contradictions.
 
     Args:
         bases: the hosts' locks of TensorFlow, one for each variant.
@@ -110,7 +110,7 @@ def make(
     versions = sorted(pythons, key=Version)
     found = [text for line in requested.lines for text in _contradictions(line, locked, versions)]
     if found:
-        raise PlanError("\n".join([*found, WAYS_OUT]))
+        raise UserError("\n".join([*found, WAYS_OUT]))
     kept = Lock(cache / _key(requested, base_texts, versions, send_all))
     if kept.requirements.is_file():
         return kept
@@ -199,7 +199,7 @@ def _resolve(
         try:
             uv.compile_lock([*command, str(asked)])
         except uv.ResolutionError as error:
-            raise PlanError(
+            raise UserError(
                 f"{requested.path} cannot be resolved for Python {oldest} and newer "
                 f"together with the environment of TensorFlow{_tensorflow(locked)}: {error} "
                 f"{WAYS_OUT}"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from train.gang.errors import PlanError
+from train.gang.errors import UserError
 from train.gang.packages import uv
 
 #: The value of ``train_job_requirements`` for the file next to the script.
@@ -54,7 +54,7 @@ class Requested:
 
 
 def find(value: str, script_folder: Path) -> Path:
-    """Return the file that ``train_job_requirements`` refers to. Raise PlanError if there is none.
+    """Return the file that ``train_job_requirements`` refers to. Raise UserError if there is none.
 
     Args:
         value: a path on the control node, or NEXT_TO_SCRIPT.
@@ -63,7 +63,7 @@ def find(value: str, script_folder: Path) -> Path:
     if value != NEXT_TO_SCRIPT:
         path = Path(value).expanduser().resolve()
         if not path.is_file():
-            raise PlanError(
+            raise UserError(
                 f"no such file: {path}. --requirements (train_job_requirements) takes a "
                 "requirements.txt or pyproject.toml on this control node, or "
                 f"{NEXT_TO_SCRIPT} for the one next to the script"
@@ -71,7 +71,7 @@ def find(value: str, script_folder: Path) -> Path:
         return path
     path_or_none = next_to(script_folder)
     if path_or_none is None:
-        raise PlanError(
+        raise UserError(
             f"{script_folder} has neither {NAMES[0]} nor {NAMES[1]} with [project] "
             "dependencies: write one, or pass a file to --requirements "
             "(train_job_requirements)"
@@ -90,7 +90,7 @@ def next_to(script_folder: Path) -> Path | None:
 
 
 def read(path: Path) -> Requested:
-    """Return the requirements in a file. Raise PlanError with the lines that are not supported."""
+    """Return the requirements in a file. Raise UserError with the lines that are not supported."""
     lines: list[Line] = []
     indexes: list[str] = []
     problems: list[str] = []
@@ -107,9 +107,9 @@ def read(path: Path) -> Requested:
         except ValueError as error:
             problems.append(f"{place}: {error}")
     if problems:
-        raise PlanError("\n".join(problems))
+        raise UserError("\n".join(problems))
     if not any(not line.is_constraint for line in lines):
-        raise PlanError(f"{path} lists no packages: add some, or remove --requirements")
+        raise UserError(f"{path} lists no packages: add some, or remove --requirements")
     return Requested(path, tuple(lines), tuple(dict.fromkeys(indexes)))
 
 
@@ -155,12 +155,12 @@ def _parsed(text: str) -> Requirement:
 def _text(path: Path) -> str:
     try:
         if path.stat().st_size > LARGEST:
-            raise PlanError(f"{path} is larger than {LARGEST >> 20} MiB: is it the right file?")
+            raise UserError(f"{path} is larger than {LARGEST >> 20} MiB: is it the right file?")
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise PlanError(f"cannot read {path}: {error.strerror}") from error
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError:
-        raise PlanError(f"{path} is not UTF-8 text: save it as UTF-8") from None
+        raise UserError(f"{path} is not UTF-8 text: save it as UTF-8") from None
 
 
 def _of_requirements(
@@ -169,9 +169,9 @@ def _of_requirements(
     """Yield place and text of each line, including those of nested files."""
     path = path.resolve()
     if path in seen:
-        raise PlanError(f"{path} includes itself (-r): remove that line")
+        raise UserError(f"{path} includes itself (-r): remove that line")
     if not path.is_file():
-        raise PlanError(f"no such file: {path}, which {seen[-1]} includes: create it, or remove -r")
+        raise UserError(f"no such file: {path}, which {seen[-1]} includes: create it, or remove -r")
     number, pending = 0, ""
     for number, line in enumerate(_text(path).splitlines(), 1):
         if line.endswith("\\") and not line.lstrip().startswith("#"):
@@ -191,14 +191,14 @@ def _of_requirements(
         elif option not in _WITHOUT_EFFECT:
             yield f"{path.name}, line {number}", text, is_constraint
     if pending:
-        raise PlanError(f"{path.name}, line {number} ends in a backslash, but no line follows")
+        raise UserError(f"{path.name}, line {number} ends in a backslash, but no line follows")
 
 
 def _project(path: Path) -> dict[str, object]:
     try:
         project = tomllib.loads(_text(path)).get("project", {})
     except tomllib.TOMLDecodeError as error:
-        raise PlanError(f"{path} is not valid TOML: {error}") from error
+        raise UserError(f"{path} is not valid TOML: {error}") from error
     return project if isinstance(project, dict) else {}
 
 
@@ -209,6 +209,6 @@ def _of_project(path: Path) -> Iterator[tuple[str, str, bool]]:
     if not isinstance(dependencies, list):
         dynamic = "dependencies" in project.get("dynamic", [])  # type: ignore[operator]
         has = "has dynamic dependencies" if dynamic else "has no [project] dependencies list"
-        raise PlanError(f"{path} {has}: write a requirements.txt, and pass it to --requirements")
+        raise UserError(f"{path} {has}: write a requirements.txt, and pass it to --requirements")
     for index, text in enumerate(dependencies, 1):
         yield f"{path.name}, dependency {index}", str(text).strip(), False

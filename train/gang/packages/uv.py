@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from train.gang.errors import PlanError
+from train.gang.errors import UserError
 
 #: Time limit of a resolution, in seconds.
 _LIMIT_S = 600.0
@@ -32,14 +32,14 @@ _OPTIONS = {
 _PASSWORD = re.compile(r"//[^/\s@]*@")
 
 
-class ResolutionError(PlanError):
+class ResolutionError(UserError):
     """Requirements contradict each other. The message is uv's."""
 
 
 def compile_lock(arguments: Sequence[str]) -> None:
     """Run ``uv pip compile``.
 
-    Raise ResolutionError if there is no solution, PlanError if uv cannot run or reach an index.
+    Raise ResolutionError if there is no solution, UserError if uv cannot run or reach an index.
     """
     command = [_find(), "pip", "compile", "--quiet", "--color=never", *arguments]
     environment = {**of_pip(), **os.environ}
@@ -55,7 +55,7 @@ def compile_lock(arguments: Sequence[str]) -> None:
             env=environment,
         )
     except subprocess.TimeoutExpired:
-        raise PlanError(
+        raise UserError(
             f"uv found no solution within {_LIMIT_S:.0f} s: check that this control node "
             "can reach its package index"
         ) from None
@@ -63,7 +63,7 @@ def compile_lock(arguments: Sequence[str]) -> None:
         return
     reason = _reason(done.stderr)
     if _NO_NETWORK.search(done.stderr):
-        raise PlanError(
+        raise UserError(
             f"this control node cannot reach the package index ({reason}): check the "
             "network, or set another index (UV_DEFAULT_INDEX in the environment, "
             "--index-url in the file)"
@@ -90,7 +90,7 @@ def _find() -> str:
 
         return find_uv_bin()
     except (ImportError, FileNotFoundError):
-        raise PlanError(
+        raise UserError(
             "uv, which locks the packages of a script, is not installed in the control "
             "node's environment: install requirements/control.txt there"
         ) from None

@@ -15,7 +15,7 @@ from packaging.pylock import Package, Pylock
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
-from train.gang.errors import PlanError
+from train.gang.errors import UserError
 from train.gang.packages import uv
 
 #: Newest glibc version 2.N of wheels to consider. A host's pip rejects wheels that are too new.
@@ -60,7 +60,7 @@ def _platforms() -> list[str]:
 def without_wheel(lock: Pylock, pythons: Mapping[str, Sequence[str]]) -> list[Package]:
     """Return the packages for these Pythons that have only a source distribution.
 
-    Raise PlanError if a package has wheels, but none for one of the Pythons.
+    Raise UserError if a package has wheels, but none for one of the Pythons.
 
     Args:
         pythons: host names by Python version, such as ``3.11``.
@@ -83,7 +83,7 @@ def without_wheel(lock: Pylock, pythons: Mapping[str, Sequence[str]]) -> list[Pa
         remedy = (
             "Request another version, or use another Python on these hosts (tensorflow_python)."
         )
-        raise PlanError("\n".join([*problems, remedy]))
+        raise UserError("\n".join([*problems, remedy]))
     return [*lacking.values()]
 
 
@@ -95,7 +95,7 @@ def _has_wheel(package: Package, tags: Collection[Tag]) -> bool:
 def build(packages: Sequence[Package], folder: Path, indexes: Sequence[str]) -> None:
     """Build a wheel of each package from its locked source.
 
-    Raise PlanError if a package cannot be built, or its wheel does not fit every host.
+    Raise UserError if a package cannot be built, or its wheel does not fit every host.
 
     Args:
         indexes: options that set the sources' index.
@@ -105,14 +105,14 @@ def build(packages: Sequence[Package], folder: Path, indexes: Sequence[str]) -> 
         line = _line(package, [package.sdist.hashes["sha256"]])
         problem = _pip(["wheel", "--wheel-dir", str(folder)], [*indexes, line])
         if problem:
-            raise PlanError(
+            raise UserError(
                 f"{package.name} {package.version} has no wheel, and building one from "
                 f"source failed: request another version, or use another package. {problem}"
             )
     for path in folder.glob("*.whl"):
         _, _, _, tags = parse_wheel_filename(path.name)
         if any(tag.platform != "any" for tag in tags):
-            raise PlanError(
+            raise UserError(
                 f"{path.name.split('-')[0]} has no wheel, and contains code that must be "
                 "compiled on each host: request another version, or use another package"
             )
@@ -121,7 +121,7 @@ def build(packages: Sequence[Package], folder: Path, indexes: Sequence[str]) -> 
 def download(lock: Pylock, pythons: Collection[str], folder: Path, indexes: Sequence[str]) -> None:
     """Download a lock's wheels for these Pythons, except those already in ``folder``.
 
-    Raise PlanError if an index lacks them or cannot be reached.
+    Raise UserError if an index lacks them or cannot be reached.
     """
     there = {parse_wheel_filename(path.name)[0] for path in folder.glob("*.whl")}
     for python in pythons:
@@ -135,7 +135,7 @@ def download(lock: Pylock, pythons: Collection[str], folder: Path, indexes: Sequ
         command += [word for name in _platforms() for word in ("--platform", name)]
         problem = _pip(command, [*indexes, *lines])
         if problem:
-            raise PlanError(f"the wheels for Python {python} cannot be downloaded. {problem}")
+            raise UserError(f"the wheels for Python {python} cannot be downloaded. {problem}")
 
 
 def _pip(command: Sequence[str], lines: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from ansible.release import __version__ as ansible_version
 
 from train.gang import connections, notify, reports, run_folders, suggestions
 from train.gang.connections import Args
-from train.gang.errors import PlanError
+from train.gang.errors import UserError
 from train.gang.login_failures import names_of
 from train.gang.plan import gpus, placement, script_imports, script_packages, staging, withdrawal
 from train.gang.plan import ranks as plan
@@ -25,7 +25,7 @@ from train.host.preflight import INSTALL
 
 
 def check_variables(play: connections.Play, args: Args) -> dict[str, object]:
-    """Check the variables of all hosts. Raise PlanError with all problems.
+    """Check the variables of all hosts. Raise UserError with all problems.
 
     Return the ``arguments`` of the script and the names in its environment for each host, the names
     for the job and those that differ between ranks, the ``modules`` that the script imports from
@@ -51,7 +51,7 @@ def check_variables(play: connections.Play, args: Args) -> dict[str, object]:
 
 
 def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
-    """Plan the job, pack the code, write the manifest. PlanError, OSError: nothing was started."""
+    """Plan the job, pack the code, write the manifest. UserError, OSError: nothing was started."""
     groups = {kind: list(hosts) for kind, hosts in args["placement"]["groups"].items()}
     names = list(args["placement"]["hosts"])
     hosts = {
@@ -117,7 +117,7 @@ def _require_tensorflow(
     code: Sequence[tuple[Path, str]],
     hosts: plan.Hosts,
 ) -> None:
-    """Raise PlanError if hosts lack TensorFlow and the script imports it on startup."""
+    """Raise UserError if hosts lack TensorFlow and the script imports it on startup."""
     lacking: dict[str, list[str]] = {}
     for host, facts in hosts.items():
         names = args["variables"]["ranks"][host]["environment_names"]
@@ -128,7 +128,7 @@ def _require_tensorflow(
     files = {name: path for path, name in code}
     entry = Path(script.entry).as_posix()
     if lacking and (script.path == staging.WORKER or script_imports.needs_tensorflow(entry, files)):
-        raise PlanError(
+        raise UserError(
             "; ".join(
                 f"TensorFlow is not installed on {names_of(names)}: {python} cannot import "
                 f"it, but {script.path.name} needs it"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from train.gang import connections, login_failures, reports, run_folders
 from train.gang.connections import Args, Returned
-from train.gang.errors import NothingAnsweredError, PlanError
+from train.gang.errors import NothingAnsweredError, UserError
 from train.gang.plan import placement, renaming
 from train.gang.records import MANIFEST_FILE, Manifest
 from train.host import records
@@ -62,7 +62,7 @@ def _machines(
 ) -> tuple[dict[str, str], dict[str, str], list[str]]:
     """Return excluded hosts with reasons, the machines of the others, and the unreachable hosts.
 
-    In the first attempt, a reachable host that is unsuitable raises PlanError.
+    In the first attempt, a reachable host that is unsuitable raises UserError.
     """
     missing, lacking, machines = {}, {}, {}
     for host, checked in checks.items():
@@ -85,5 +85,5 @@ def _machines(
     if first and lacking:
         shared = placement.by_reason(lacking).items()
         named = (f"{login_failures.names_of(hosts)}: {reason}" for reason, hosts in shared)
-        raise PlanError("\n".join(named))
+        raise UserError("\n".join(named))
     return {**missing, **lacking}, machines, list(missing)

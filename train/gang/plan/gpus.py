@@ -9,7 +9,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-from train.gang.errors import PlanError
+from train.gang.errors import UserError
 from train.gang.plan.ranks import Hosts
 from train.gang.records import PlannedRank
 from train.host.records import BusyGpu, Gpu, HostFacts, is_number
@@ -39,7 +39,7 @@ def share(ranks: Sequence[PlannedRank], hosts: Hosts) -> None:
     GPUs that a rank lists are reserved for it. The machine's other GPUs are divided among its
     training ranks with ``auto``, in rank order: equal shares of adjacent GPUs. A remainder stays
     unused, because all ranks of a job train with the same number. GPUs that others use are left
-    out, unless too few remain and the job can wait for them. Raise PlanError if a GPU does not
+    out, unless too few remain and the job can wait for them. Raise UserError if a GPU does not
     exist, is in use or is listed for two ranks, or if there are too few for ``auto``.
     """
     machines: dict[str, list[PlannedRank]] = {}
@@ -68,7 +68,7 @@ def _share_machine(members: Sequence[PlannedRank], hosts: Hosts) -> None:
                 for found in _busy(device, facts):
                     if not found["waits"]:
                         why, remedy = found["why"], found["remedy"]
-                        raise PlanError(f"{host} requests {device}, which is {why}: {remedy}")
+                        raise UserError(f"{host} requests {device}, which is {why}: {remedy}")
             rank["gpus"] = _visible(named, wanted) if gpus else None
     if waiting:
         names = [rank["host"] for rank in waiting]
@@ -92,7 +92,7 @@ def _free(waiting: Sequence[str], machine: HostFacts, used: Set[int]) -> list[in
     taken = [(device, found[0]) for device, found in busy.items() if found]
     if taken:
         reasons = "; ".join(f"{device} is {found['why']}" for device, found in taken)
-        raise PlanError(
+        raise UserError(
             f"{names}: not enough free GPUs: the machine has {count}{by_name}; {reasons}: "
             f"{taken[0][1]['remedy']}"
         )
@@ -102,7 +102,7 @@ def _free(waiting: Sequence[str], machine: HostFacts, used: Set[int]) -> list[in
         else "set train_job_gpus to none for all ranks, to train on CPUs, or remove ranks on "
         "this machine from the inventory"
     )
-    raise PlanError(
+    raise UserError(
         f"{names}: not enough GPUs for {_count(len(waiting), 'rank')} on one machine, which has "
         f"{count}{by_name}: {remedy}"
     )
@@ -124,7 +124,7 @@ def _named(host: str, wanted: Any, gpus: Sequence[Gpu]) -> list[_Device]:
     if not isinstance(wanted, list) or any(
         isinstance(name, bool) or not isinstance(name, int | str) for name in wanted
     ):
-        raise PlanError(
+        raise UserError(
             f"train_job_gpus of {host} is {wanted!r}: use auto, none, or a list of indices "
             "or UUIDs such as [0, 1]"
         )
@@ -137,7 +137,7 @@ def _named(host: str, wanted: Any, gpus: Sequence[Gpu]) -> list[_Device]:
     for name in wanted:
         if str(name) not in known:
             listed = "".join(f", {gpu['index']}" for gpu in gpus)
-            raise PlanError(
+            raise UserError(
                 f"train_job_gpus of {host} contains GPU {name}, which does not exist: its "
                 f"machine has {_count(len(gpus), 'GPU')}{listed} (nvidia-smi -L lists them "
                 "with their UUIDs)"
@@ -148,9 +148,9 @@ def _named(host: str, wanted: Any, gpus: Sequence[Gpu]) -> list[_Device]:
 def _take(device: _Device, host: str, taken: list[tuple[_Device, str]]) -> None:
     for other, owner in taken:
         if (device, host) == (other, owner):
-            raise PlanError(f"{host} lists {device} twice: change train_job_gpus")
+            raise UserError(f"{host} lists {device} twice: change train_job_gpus")
         if device.overlaps(other):
-            raise PlanError(
+            raise UserError(
                 f"{owner} requests {other}, and {host} requests {device} on the same "
                 "machine, but a GPU or a part of it can belong to one rank only: change "
                 "train_job_gpus"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
-from train.gang.errors import PlanError
+from train.gang.errors import UserError
 from train.gang.login_failures import names_of
 from train.host import records
 
@@ -30,7 +30,7 @@ def choose(
 ) -> Placement:
     """Return the hosts of an attempt. A spare host replaces a missing one.
 
-    Without a spare, the job gets smaller if ``least`` allows that. Otherwise PlanError is raised.
+    Without a spare, the job gets smaller if ``least`` allows that. Otherwise UserError is raised.
     The remaining hosts move up, so that indices have no gaps, and the first worker becomes the
     chief if the inventory has a chief. The number of parameter servers cannot shrink. A missing
     evaluator is left out if the job may shrink.
@@ -58,18 +58,18 @@ def choose(
     lost = {host: why for host, why in missing.items() if host not in known[SPARE]}
     named = "; ".join(f"{names_of(hosts)}: {why}" for why, hosts in by_reason(lost).items())
     if len(servers) < len(known["ps"]):
-        raise PlanError(
+        raise UserError(
             f"{named}: no spare host is available for a parameter server (group {SPARE})"
         )
     if len(trainers) < min(least or len(wanted), len(wanted)):
         limit = f"{least} or more" if least else f"all {len(wanted)}"
-        raise PlanError(
+        raise UserError(
             f"{named}: {len(trainers)} of {len(wanted)} workers are left, the limit is "
             f"{limit} (train_job_min_workers); add hosts to the inventory group {SPARE} to "
             "replace lost ones"
         )
     if there["evaluator"] != known["evaluator"] and not least:
-        raise PlanError(f"{named}: set train_job_min_workers to continue without an evaluator")
+        raise UserError(f"{named}: set train_job_min_workers to continue without an evaluator")
     chiefs = len(known["chief"])
     return {
         "groups": {

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from train.gang import suggestions
-from train.gang.errors import PlanError
+from train.gang.errors import UserError
 from train.gang.records import PlannedRank
 from train.host import records
 from train.host.records import HostFacts
@@ -18,16 +18,16 @@ Hosts = Mapping[str, HostFacts]
 def plan_ranks(groups: Mapping[str, Sequence[str]], hosts: Hosts) -> list[PlannedRank]:
     """Return the ranks of the job, chief first.
 
-    ``groups`` has the hosts of each task type, in the order of their indices. Raise PlanError if
+    ``groups`` has the hosts of each task type, in the order of their indices. Raise UserError if
     the ranks cannot form a cluster.
     """
     members = [(kind, host) for kind in records.TASK_TYPES for host in groups.get(kind, ())]
     if not groups.get("worker") and not groups.get("chief"):
-        raise PlanError("the inventory groups chief and worker are empty: add a host")
+        raise UserError("the inventory groups chief and worker are empty: add a host")
     for _, host in members:
         kinds = [kind for kind, name in members if name == host]
         if len(kinds) > 1:
-            raise PlanError(
+            raise UserError(
                 f"host {host} is in the groups {' and '.join(kinds)}, but each inventory "
                 "host is one rank: for the second rank, add another inventory host with "
                 "the same ansible_host"
@@ -35,7 +35,7 @@ def plan_ranks(groups: Mapping[str, Sequence[str]], hosts: Hosts) -> list[Planne
     for kind in ("chief", "evaluator"):
         if len(groups.get(kind, ())) > 1:
             named = ", ".join(groups[kind])
-            raise PlanError(f"group {kind} has {named}, but TensorFlow supports at most one {kind}")
+            raise UserError(f"group {kind} has {named}, but TensorFlow supports at most one {kind}")
     _check_ports(members, hosts)
     _check_versions(hosts)
 
@@ -67,7 +67,7 @@ def _check_ports(members: Sequence[tuple[str, str]], hosts: Hosts) -> None:
         for place in (address, hosts[host]["machine"]):
             other = taken.setdefault((place, port), host)
             if other != host:
-                raise PlanError(
+                raise UserError(
                     f"the ranks {other} and {host} have the same address and port, "
                     f"{address}:{port}: set a different train_job_port for each"
                 )
@@ -80,7 +80,7 @@ def _check_versions(hosts: Hosts) -> None:
             versions.setdefault(facts["tensorflow"], []).append(host)
     if len(versions) > 1:
         found = "; ".join(f"{v} on {', '.join(names)}" for v, names in sorted(versions.items()))
-        raise PlanError(
+        raise UserError(
             f"the hosts have different versions of TensorFlow ({found}): run "
             f"`{suggestions.command('setup', tags='tensorflow')}`"
         )

@@ -14,7 +14,7 @@ from typing import Any
 
 from train.gang import archives, connections, reports, run_folders
 from train.gang import records as gang_records
-from train.gang.errors import NothingAnsweredError, PlanError
+from train.gang.errors import NothingAnsweredError, UserError
 from train.gang.login_failures import names_of
 from train.gang.plan import renaming, staging, withdrawal
 from train.gang.plan.renaming import Inventory
@@ -87,7 +87,7 @@ def choose(
 
     Args:
         kept: each inventory host's manifest, unchecked.
-        own: this control node's manifest, with the inventory's host names. Without it, PlanError is
+        own: this control node's manifest, with the inventory's host names. Without it, UserError is
             raised if the hosts disagree on the job's constant fields.
     """
     found: dict[str, Manifest] = {}
@@ -105,7 +105,7 @@ def choose(
                 f"ignoring the record of job {job} on {host}: it is another job with the same id"
             )
     elif len({repr(sorted(part.items())) for part in constant.values()}) > 1:
-        raise PlanError(
+        raise UserError(
             f"the hosts have different records of job {job} ({', '.join(found)}): attach "
             "from the control node that started it, or compare job.json in its folder on "
             "each host"
@@ -141,12 +141,12 @@ def _claim(manifest: Manifest) -> tuple[int, str]:
 def find(play: connections.Play, args: connections.Args) -> dict[str, object]:
     """Return ``attempt``, ``run_dir``, ``hosts`` (chief first) and ``found_ranks`` of a job.
 
-    Raise PlanError, OSError or ValueError if the job is unknown or some of its hosts are not in
+    Raise UserError, OSError or ValueError if the job is unknown or some of its hosts are not in
     this play, NothingAnsweredError if none of its hosts can be reached.
     """
     job = str(args["job"])
     if not job:
-        raise PlanError("no job given: set train_job_id (-e train_job_id=JOB)")
+        raise UserError("no job given: set train_job_id (-e train_job_id=JOB)")
     run_folders.check_id(job)
     names = [host for hosts in args["groups"].values() for host in hosts]
     states = {name: play.registered(name, args["registered"]) for name in names}
@@ -167,13 +167,13 @@ def find(play: connections.Play, args: connections.Args) -> dict[str, object]:
             unknown = names_of(sorted(members - set(names)))
             problem = f"job {job} runs on hosts that are not in this inventory: {unknown}"
         silent = names_of(sorted(unreachable)) if unreachable else "none"
-        raise PlanError(
+        raise UserError(
             f"{problem} (unreachable: {silent}): is this the inventory that the job was started "
             "with?"
         )
     absent = [rank["host"] for rank in newest["ranks"] if rank["host"] not in play.hosts]
     if absent and play.limited:
-        raise PlanError(
+        raise UserError(
             f"{', '.join(absent)} of job {job} are not in this play: run it without --limit"
         )
     facts = own["hosts"] if own else {}

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from train.gang import connections, reports
-from train.gang.errors import PlanError
+from train.gang.errors import UserError
 from train.gang.records import Attempt, Manifest, PlannedRank
 from train.host.records import RankInfo
 
@@ -42,7 +42,7 @@ def in_names_of(manifest: Manifest, inventory: Inventory) -> Manifest:
     """Return the manifest with the host names of an inventory.
 
     Hosts that are not in the inventory keep their names. If no name changes, return the same
-    object. Raise PlanError if several hosts report the same rank.
+    object. Raise UserError if several hosts report the same rank.
     """
     new: dict[str, str] = {}
     tasks: dict[str, str] = {}
@@ -98,7 +98,7 @@ def _name_of(
         there = {name: key for name, key in found.items() if _is_at(address, name, inventory)}
         found = there or found
         if len(set(found.values())) > 1:
-            raise PlanError(
+            raise UserError(
                 f"several hosts report {rank['task']} of job {manifest['job']}: use the "
                 "inventory that the job was started with"
             )

@@ -10,7 +10,7 @@ from typing import cast
 
 from train.gang import REPOSITORY, connections, login_failures, reports, run_folders, suggestions
 from train.gang.connections import Args
-from train.gang.errors import PlanError
+from train.gang.errors import UserError
 from train.gang.packages import locks, requested
 from train.gang.packages.locks import Lock
 from train.gang.packages.names import package_of
@@ -37,14 +37,14 @@ def script_modules(args: Args) -> list[str]:
         code = staging.code_files(script.folder, included, limit_mb=float("inf"))
         files = {name: path for path, name in code}
         return script_imports.packages(Path(script.entry).as_posix(), files)
-    except (PlanError, OSError):
+    except (UserError, OSError):
         return []
 
 
 def lock_packages(play: connections.Play, args: Args) -> dict[str, object]:
     """Lock the script's requirements for the hosts of the attempt.
 
-    Raise PlanError if they contradict the hosts' packages.
+    Raise UserError if they contradict the hosts' packages.
 
     Returns:
         ``packages``, records.Packages or null; ``installs``, for each inventory host that lacks
@@ -69,7 +69,7 @@ def lock_packages(play: connections.Play, args: Args) -> dict[str, object]:
 def lock_packages_of_machines(play: connections.Play, args: Args) -> dict[str, object]:
     """Lock packages for the machines that setup.yml prepares, so that jobs find them installed.
 
-    The machines are described by results of ``environment_info``. Raise PlanError as
+    The machines are described by results of ``environment_info``. Raise UserError as
     `lock_packages` does.
 
     Returns:
@@ -97,7 +97,7 @@ def _installs(
 
 
 def _environments(hosts: Hosts) -> dict[str, Environment]:
-    """Return the hosts' environments. Raise PlanError if one cannot be extended with packages."""
+    """Return the hosts' environments. Raise UserError if one cannot be extended with packages."""
     return {
         name: _environment(name, facts["python"], facts["environment"])
         for name, facts in hosts.items()
@@ -106,7 +106,7 @@ def _environments(hosts: Hosts) -> dict[str, Environment]:
 
 def _environment(name: str, python: str, environment: Environment | None) -> Environment:
     if environment is None:
-        raise PlanError(
+        raise UserError(
             f"{name}: {python} does not belong to an environment created by setup.yml, "
             "which --requirements (train_job_requirements) needs: install the packages "
             "there yourself, or remove train_job_python"
@@ -125,7 +125,7 @@ def _locked(
         pythons.setdefault(environment["python_series"], []).append(name)
         base = _base(args, environment)
         if hashlib.sha256(base.read_bytes()).hexdigest() != environment["lock_sha256"]:
-            raise PlanError(
+            raise UserError(
                 f"{name}: TensorFlow's environment in {environment['root']} was installed "
                 f"from a different lock than {base}: run "
                 f"`{suggestions.command('setup', tags='tensorflow')}` first"
@@ -165,7 +165,7 @@ def _missing(hosts: Hosts, script_folder: Path) -> list[str]:
     path = requested.next_to(script_folder)
     try:
         asked = requested.read(path) if path else None
-    except PlanError:
+    except UserError:
         asked = None
     by_hosts: dict[tuple[str, ...], list[str]] = {}
     for module, names in lacking.items():

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from train.gang import REPOSITORY, archives
-from train.gang.errors import PlanError
+from train.gang.errors import UserError
 from train.gang.records import Manifest, arguments_of
 from train.gang.scratch import Scratch
 from train.host import processes, records
@@ -59,7 +59,7 @@ def find_script(script: str, module: str = "") -> Script:
 
     In a directory, run ``main.py``, ``__main__.py`` or the only Python file there; or, with
     ``module`` (such as ``trainer.task``), that module of a package in the directory. Raise
-    PlanError if there is no such script or module, or its folder is a home directory.
+    UserError if there is no such script or module, or its folder is a home directory.
     """
     path = Path(script).expanduser().resolve()
     if module:
@@ -69,7 +69,7 @@ def find_script(script: str, module: str = "") -> Script:
         mains: list[str] = [name for name in ("main.py", "__main__.py") if name in names]
         names = mains[:1] or names
         if len(names) != 1:
-            raise PlanError(
+            raise UserError(
                 f"{path} contains {len(names)} Python files but no main.py: pass the path "
                 "of the script to run"
             )
@@ -77,12 +77,12 @@ def find_script(script: str, module: str = "") -> Script:
     elif path.is_file():
         folder, entry = path.parent, path.name
     else:
-        raise PlanError(
+        raise UserError(
             f"no such script: {path}. --script (train_job_script) takes a file or directory "
             "on this control node"
         )
     if _is_common(folder):
-        raise PlanError(
+        raise UserError(
             f"{path} is in {folder}, and the whole directory of a script is copied to the "
             "hosts: move the script to its own directory"
         )
@@ -92,12 +92,12 @@ def find_script(script: str, module: str = "") -> Script:
 def _find_module(folder: Path, module: str) -> tuple[Path, str]:
     parts = module.split(".")
     if not all(part.isidentifier() for part in parts):
-        raise PlanError(
+        raise UserError(
             f"{module!r} is not a module name: --module (train_job_module) takes names such "
             "as trainer.task"
         )
     if not folder.is_dir():
-        raise PlanError(
+        raise UserError(
             f"{folder} is not a directory: with --module (train_job_module), --script must "
             f"be the directory that contains {parts[0]}"
         )
@@ -105,7 +105,7 @@ def _find_module(folder: Path, module: str) -> tuple[Path, str]:
     for entry in (path.with_suffix(".py"), path / "__main__.py"):
         if (folder / entry).is_file():
             return folder, str(entry)
-    raise PlanError(
+    raise UserError(
         f"no module {module} in {folder}: neither {path.with_suffix('.py')} nor "
         f"{path / '__main__.py'} exists (--module, train_job_module)"
     )
@@ -119,25 +119,25 @@ def _is_common(folder: Path) -> bool:
 def find_includes(include: str | Sequence[str]) -> list[Path]:
     """Return the files and folders to stage next to the script, as absolute paths.
 
-    Raise PlanError if one does not exist or is a home directory, or two have the same base name.
+    Raise UserError if one does not exist or is a home directory, or two have the same base name.
     """
     found: dict[str, Path] = {}
     for text in [include] if isinstance(include, str) else include:
         # A link keeps its own name, which resolve() would replace. Its target's content is sent.
         path = Path(os.path.abspath(Path(text).expanduser()))  # noqa: PTH100
         if not path.is_file() and not path.is_dir():
-            raise PlanError(
+            raise UserError(
                 f"no such file or folder: {path}. --include (train_job_include) takes files "
                 "and folders on this control node"
             )
         if path.is_dir() and _is_common(path.resolve()):
-            raise PlanError(
+            raise UserError(
                 f"{path} cannot be included as a whole (--include, train_job_include): pass "
                 "only the files and folders that the script needs"
             )
         other = found.setdefault(path.name, path)
         if other != path:
-            raise PlanError(
+            raise UserError(
                 f"{other} and {path} would both be staged as {path.name} (--include, "
                 "train_job_include): rename one"
             )
@@ -177,14 +177,14 @@ def code_files(
     Args:
         include: files and folders to add under their base names.
         exclude: patterns to leave out, in addition to those in each folder's ``.trainignore``.
-        limit_mb: maximum total size in MiB, before compression. PlanError names the largest parts.
+        limit_mb: maximum total size in MiB, before compression. UserError names the largest parts.
             It is also raised if an included name is taken or has no files.
     """
     code = list(staged_files(folder, exclude))
     taken = {name.split("/")[0] for _, name in code}
     for path in include:
         if path.name in taken:
-            raise PlanError(
+            raise UserError(
                 f"{path} cannot be included as {path.name}: the script's folder {folder} "
                 "already has an entry with that name; rename one of them"
             )
@@ -192,7 +192,7 @@ def code_files(
         if path.is_dir():
             inner = [(file, f"{path.name}/{name}") for file, name in staged_files(path, exclude)]
         if not inner:
-            raise PlanError(f"{path} is included, but contains no files to copy")
+            raise UserError(f"{path} is included, but contains no files to copy")
         code += inner
     sizes: Counter[str] = Counter()
     for path, name in code:
@@ -201,7 +201,7 @@ def code_files(
     if total_mb > limit_mb:
         largest = ", ".join(f"{n} ({size / 2**20:.0f} MiB)" for n, size in sizes.most_common(3))
         what = f"{folder} with the included files" if include else f"{folder}"
-        raise PlanError(
+        raise UserError(
             f"the size of {what} is {total_mb:.0f} MiB, the limit is {limit_mb:g} MiB "
             f"(train_job_code_limit_mb); largest: {largest}. List unneeded files in "
             f"{folder / IGNORE_FILE}"
@@ -220,9 +220,9 @@ def pack(code: Sequence[tuple[Path, str]], archive: Path) -> str:
 
 
 def check_archive(archive: Path, sha256: str) -> None:
-    """Raise PlanError if this is not the job's archive: it may come from a host."""
+    """Raise UserError if this is not the job's archive: it may come from a host."""
     if not archive.is_file():
-        raise PlanError(
+        raise UserError(
             f"{archive}, which was sent to the hosts, does not exist: attach to the job"
         )
     try:
@@ -230,7 +230,7 @@ def check_archive(archive: Path, sha256: str) -> None:
     except archives.ArchiveError as error:
         found = str(error)
     if found != sha256:
-        raise PlanError(
+        raise UserError(
             f"{archive} differs from the code that the job was started with (SHA-256 "
             f"{sha256}, here {found}): remove it and attach to the job again"
         )
@@ -244,7 +244,7 @@ def check_arguments(
     """Check the arguments of the project's own training program, here and without TensorFlow.
 
     Files that options name are looked up in ``code``, an archive or the files for one. None of
-    their code is run. Raise PlanError if an option is unknown or its value is wrong.
+    their code is run. Raise UserError if an option is unknown or its value is wrong.
 
     Args:
         tf_configs: TF_CONFIG by inventory host, starting with the first rank's.
@@ -274,4 +274,4 @@ def check_arguments(
                 env={**environment, "TF_CONFIG": json.dumps(tf_configs[host])},
             )
             if done.returncode:
-                raise PlanError((done.stderr.strip() or done.stdout.strip()).splitlines()[-1])
+                raise UserError((done.stderr.strip() or done.stdout.strip()).splitlines()[-1])

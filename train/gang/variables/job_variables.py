@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from train.gang import REPOSITORY
-from train.gang.errors import PlanError
+from train.gang.errors import UserError
 from train.gang.variables import script_arguments
 from train.gang.variables.typed_values import (
     LONGEST,
@@ -155,15 +155,15 @@ def shared(problems: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def refuse(problems: Sequence[str]) -> None:
-    """Raise PlanError with all problems if there are any."""
+    """Raise UserError with all problems if there are any."""
     if problems:
-        raise PlanError("\n".join(problems))
+        raise UserError("\n".join(problems))
 
 
 def check(given: Mapping[str, Given], written: Written) -> dict[str, list[str]]:
     """Check the variables of all hosts and return the script's arguments by host.
 
-    Raise PlanError for unknown variables, values of a wrong type, and job-wide variables that
+    Raise UserError for unknown variables, values of a wrong type, and job-wide variables that
     differ between hosts.
 
     Args:
