@@ -11,8 +11,8 @@ import types
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from train.gang.doctor.records import Examined
-from train.gang.records import Load, Manifest, RankEvent, Result
+from train.gang.doctor.doctor_records import Examined
+from train.gang.job_records import Load, Manifest, RankEvent, Result
 from train.host.records import Progress, RankSpec, State
 
 #: The file, or the line in it, that each schema describes.

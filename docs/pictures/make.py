@@ -9,9 +9,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from train.cli import job as jobs
 from train.cli.display import LiveDisplay
-from train.cli.job import Event
+from train.cli.job import Event, Job, follow
 
 HERE = Path(__file__).resolve().parent
 #: The fraction of the steps that are done when the picture is taken.
@@ -46,9 +45,9 @@ class _Camera(LiveDisplay):
 
 def main() -> int:
     """Train on this machine and save the terminal's contents; return the exit code."""
-    job = jobs.Job.start(None, ["--epochs", "300"], inventory=str(HERE / "hosts.yml"))
+    job = Job.start(None, ["--epochs", "300"], inventory=str(HERE / "hosts.yml"))
     display = _Camera(HERE / "run.svg", job.run_dir)
-    display.result(jobs.follow(job, display.event))
+    display.result(follow(job, display.event))
     return 0 if display.taken else 1
 
 

@@ -6,7 +6,7 @@ from ansible_collections.tensorflow_ansible.cluster.plugins.plugin_utils.actions
     ObservingAction,
 )
 
-from train.gang.watch import attempt as watching
+from train.gang.watch import watching
 
 
 class ActionModule(ObservingAction):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ansible_collections.tensorflow_ansible.cluster.plugins.plugin_utils.actions import GangAction
 
-from train.gang.plan import attempt as planning
+from train.gang.plan import planning
 
 
 class ActionModule(GangAction):

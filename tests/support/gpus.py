@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from tests.support.lab import REPOSITORY, Lab, environment, run, write_local_inventory
-from train.gang.plan import gpus as sharing
-from train.gang.plan import ranks
-from train.host import gpus as looking
+from train.gang.plan import gpu_assignment, planned_ranks
+from train.host import gpus
 
 UUIDS = [f"GPU-{digit * 8}-0000-4000-8000-000000000000" for digit in "abcdef"]
 MIG = [f"MIG-{digit * 8}-0000-5000-8000-000000000000" for digit in "12"]
@@ -53,8 +52,8 @@ class Machine:
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = Machine(tmp_path / "machine")
-    monkeypatch.setattr(looking, "DEV", str(made.dev))
-    monkeypatch.setattr(looking, "PROC", str(tmp_path / "no-proc"))
+    monkeypatch.setattr(gpus, "DEV", str(made.dev))
+    monkeypatch.setattr(gpus, "PROC", str(tmp_path / "no-proc"))
     monkeypatch.setenv("PATH", f"{made.bin}{os.pathsep}{os.environ['PATH']}")
     return made
 
@@ -85,8 +84,8 @@ def gang(
         }
         for number, name in enumerate(names)
     }
-    planned = ranks.plan_ranks(groups, hosts)
-    sharing.share(planned, hosts)
+    planned = planned_ranks.plan_ranks(groups, hosts)
+    gpu_assignment.share(planned, hosts)
     return {rank["host"]: None if rank["gpus"] is None else tuple(rank["gpus"]) for rank in planned}
 
 

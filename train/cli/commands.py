@@ -24,19 +24,19 @@ from typing import Any, TypeVar
 from rich.text import Text
 
 from train.cli import inventories, playbooks, tracking
-from train.cli import job as jobs
-from train.cli import report as reporting
 from train.cli.ansible_options import Variables, absolute
 from train.cli.display import STYLES, JsonDisplay, best_display
+from train.cli.job import Job, host_python, run_dir_of, status, stop
 from train.cli.output import Exit, announce, complain, exit_code, noted_interrupts, print_table
+from train.cli.report import compare_jobs, text_of, write_comparison, write_report
 from train.gang import lines, listing, reports, suggestions
 from train.gang.errors import UserError
-from train.gang.plan.staging import WORKER, find_script
-from train.gang.records import Job
+from train.gang.job_records import MergedJob
+from train.gang.plan.script_files import WORKER, find_script
 from train.gang.scratch import Scratch
-from train.host import ranks as host_ranks
 from train.host import records
-from train.host import tensorboard as boards
+from train.host.ranks import ABSENT
+from train.host.tensorboard import ADDRESS, start_board
 
 
 def run(args: Namespace, variables: Variables) -> int:
@@ -44,7 +44,7 @@ def run(args: Namespace, variables: Variables) -> int:
     given = {"include": args.include, "inventory": args.inventory, "job": args.job}
     given |= {"module": args.module, "requirements": args.requirements}
     chosen = _with_strict(args, variables)
-    return _watch(jobs.Job.start(args.script, args.arguments, variables=chosen, **given), args)
+    return _watch(Job.start(args.script, args.arguments, variables=chosen, **given), args)
 
 
 def show_help(
@@ -55,7 +55,7 @@ def show_help(
     found = find_script(str(script or default), module)
     python, words = Path(sys.executable), [*found.words, *arguments]
     if found.path != WORKER:
-        python = jobs.host_python(variables)
+        python = host_python(variables)
         if not os.access(python, os.X_OK):
             raise UserError(
                 f"cannot show the script's help: this machine has no {python} "
@@ -68,20 +68,20 @@ def show_help(
 def attach(args: Namespace, variables: Variables) -> int:
     """Follow a job that is already running."""
     chosen = _with_strict(args, variables)
-    return _watch(jobs.Job.attach(args.job, inventory=args.inventory, variables=chosen), args)
+    return _watch(Job.attach(args.job, inventory=args.inventory, variables=chosen), args)
 
 
 def restart(args: Namespace, variables: Variables) -> int:
     """Restart a job that has failed."""
     chosen = _with_strict(args, variables)
-    return _watch(jobs.Job.restart(args.job, inventory=args.inventory, variables=chosen), args)
+    return _watch(Job.restart(args.job, inventory=args.inventory, variables=chosen), args)
 
 
 def _with_strict(args: Namespace, variables: Variables) -> Variables:
     return {**variables, "train_job_strict": True} if args.strict else variables
 
 
-def _watch(job: jobs.Job, args: Namespace) -> int:
+def _watch(job: Job, args: Namespace) -> int:
     display = best_display(args.json, job.run_dir)
     shown: JsonDisplay | tracking.TrackedDisplay = display
     if args.mlflow:
@@ -122,7 +122,7 @@ def _watch(job: jobs.Job, args: Namespace) -> int:
             )
             return Exit.UNWATCHED
     try:
-        reporting.write(job.result.run_dir)
+        write_report(job.result.run_dir)
     except FileNotFoundError:
         pass  # nothing was started
     except Exception as error:  # the page depends on data from hosts; fail no job
@@ -142,19 +142,19 @@ def _ignore_output() -> None:
 
 def report(args: Namespace, variables: Variables) -> int:
     """Write a page about a job from its files on this control node."""
-    print(reporting.write(jobs.run_dir_of(args.job, variables)))
+    print(write_report(run_dir_of(args.job, variables)))
     return Exit.COMPLETED
 
 
 def compare(args: Namespace, variables: Variables) -> int:
     """Print how two local jobs differ, or write it as a page."""
-    folders = [jobs.run_dir_of(job, variables) for job in (args.job, args.other)]
-    found = reporting.compare(*folders)
+    folders = [run_dir_of(job, variables) for job in (args.job, args.other)]
+    found = compare_jobs(*folders)
     if args.html is None:
-        print(reporting.text_of(found, everything=args.all))
+        print(text_of(found, everything=args.all))
     else:
         default = folders[0] / f"compare-{args.other}.html"
-        print(reporting.write_comparison(found, Path(args.html or default)))
+        print(write_comparison(found, Path(args.html or default)))
     return Exit.COMPLETED
 
 
@@ -204,9 +204,9 @@ def _seen_once(found: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, Any]]:
                 yield host, one
 
 
-def status(args: Namespace, variables: Variables) -> int:
+def show_status(args: Namespace, variables: Variables) -> int:
     """Show the states of a job's ranks."""
-    outcome, _ = jobs.status(args.job, args.inventory, variables)
+    outcome, _ = status(args.job, args.inventory, variables)
     rows: list[dict[str, Any]] = []
     for host, seen in _seen_once(_checked(outcome, "rank_info", reports.all_seen, "status")):
         rank, state = seen["rank"] or {}, seen["state"]
@@ -237,7 +237,7 @@ def _exit_code_of(
 ) -> int:
     """Return the exit code of a command about a job; it depends on the ranks' phases, too."""
     code = exit_code(outcome, args.command)
-    if args.job and phases and set(phases) == {host_ranks.ABSENT}:
+    if args.job and phases and set(phases) == {ABSENT}:
         complain(args.command, _unknown(args, variables))
         return code or Exit.REFUSED
     return code
@@ -245,7 +245,7 @@ def _exit_code_of(
 
 def _unknown(args: Namespace, variables: Variables) -> str:
     """Return a message that the hosts have no rank of a job, and where it may be."""
-    connection = inventories.kept(jobs.run_dir_of(args.job, variables))
+    connection = inventories.kept(run_dir_of(args.job, variables))
     there = f"`{suggestions.command('list')}` shows all jobs"
     if connection and connection["inventory"] != [*map(absolute, args.inventory.inventory)]:
         there = f"the job was started with {inventories.described(connection)}"
@@ -255,7 +255,7 @@ def _unknown(args: Namespace, variables: Variables) -> str:
 def list_jobs(args: Namespace, variables: Variables) -> int:
     """List the jobs on the hosts, newest first."""
     outcome = playbooks.run_playbook("list.yml", args.inventory, variables)
-    found: list[Job] = outcome.result("job_list").get("jobs", [])
+    found: list[MergedJob] = outcome.result("job_list").get("jobs", [])
     if args.json:
         shown = found[: args.newest] if args.newest else found
         print(json.dumps({"jobs": [listing.public(job) for job in shown]}, sort_keys=True))
@@ -275,7 +275,7 @@ _MAX_HOSTS = 3
 _NEWEST = 20
 
 
-def _row(job: Job) -> list[str | Text]:
+def _row(job: MergedJob) -> list[str | Text]:
     shown = ", ".join(job["hosts"][:_MAX_HOSTS])
     more = len(job["hosts"]) - _MAX_HOSTS
     return [
@@ -291,10 +291,10 @@ def _row(job: Job) -> list[str | Text]:
     ]
 
 
-def stop(args: Namespace, variables: Variables) -> int:
+def stop_job(args: Namespace, variables: Variables) -> int:
     """Stop a job on all hosts and show the result for each rank."""
     announce("stop", f"stopping {args.job} on its hosts; ranks have a few seconds to exit cleanly")
-    outcome = jobs.stop(args.job, args.inventory, variables)
+    outcome = stop(args.job, args.inventory, variables)
     by_host = _checked(outcome, "rank_stop", reports.stop_reports, "stop")
     stopped = [(host, report) for host, found in by_host.items() for report in found]
     for host, report in stopped:
@@ -308,7 +308,7 @@ def stop_line(report: Mapping[str, Any]) -> str:
     """Format a checked stop report as one line of text."""
     count = report["given_back"]
     given_back = f"{count} lease{'s' * (count > 1)} released" if count else ""
-    if report["was"] == host_ranks.ABSENT:
+    if report["was"] == ABSENT:
         return ", ".join(["no rank of the job", *filter(None, [given_back])])
     ended = report["ended"]
     words = [
@@ -328,7 +328,7 @@ def stop_line(report: Mapping[str, Any]) -> str:
 def tensorboard(args: Namespace, variables: Variables) -> int:
     """Serve TensorBoard for the jobs on the hosts or for runs/ until interrupted."""
     if args.here:
-        python, runs_dir = jobs.host_python(variables), jobs.run_dir_of("", variables)
+        python, runs_dir = host_python(variables), run_dir_of("", variables)
         for path in (python, *(runs_dir / job for job in args.jobs)):
             path.stat()
         announce("tensorboard", f"starting TensorBoard for {runs_dir}")
@@ -368,11 +368,11 @@ def tensorboard(args: Namespace, variables: Variables) -> int:
 
 def _tensorboard_here(python: str, runs_dir: str, named: list[str], port: int) -> int:
     path = secrets.token_urlsafe(16)
-    url = f"http://{boards.ADDRESS}:{port}/{path}/"
+    url = f"http://{ADDRESS}:{port}/{path}/"
     with noted_interrupts() as interrupts, Scratch("board") as folder:
         output = folder / "output"
         with output.open("wb") as stream:
-            board = boards.start(python, runs_dir, named, port, path, str(folder), stream)
+            board = start_board(python, runs_dir, named, port, path, str(folder), stream)
         shown = False
         while board.poll() is None and not interrupts:
             time.sleep(0.1)

@@ -15,7 +15,7 @@ from argcomplete.completers import BaseCompleter
 from train.cli import ansible_options
 from train.cli.job import run_dir_of
 from train.gang import REPOSITORY
-from train.gang.records import MANIFEST_FILE, read_manifest
+from train.gang.job_records import MANIFEST_FILE, read_manifest
 
 
 def complete(parser: argparse.ArgumentParser) -> None:

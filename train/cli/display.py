@@ -20,7 +20,7 @@ from rich.text import Text
 
 from train.cli.job import Event, Result
 from train.gang import lines
-from train.gang.records import RankEvent, read_manifest
+from train.gang.job_records import RankEvent, read_manifest
 from train.host import records
 
 #: Seconds between two plain lines of a rank within an epoch, and between lines about all ranks.

@@ -22,17 +22,17 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from train.cli import job as jobs
 from train.cli import page, playbooks
 from train.cli.ansible_options import Inventory, Variables
+from train.cli.job import Result, run, run_dir_of, stop
 from train.cli.output import Exit, announce, complain, exit_code, print_table
 from train.gang import REPOSITORY, run_folders, suggestions
 from train.gang.doctor import COLLECTIVES, PARTS, findings
-from train.gang.doctor.records import Examined, Finding, Scaling, Trained
+from train.gang.doctor.doctor_records import Examined, Finding, Scaling, Trained
 from train.gang.errors import UserError
+from train.gang.job_records import read_result
 from train.gang.login_failures import names_of
-from train.gang.plan.staging import WORKER
-from train.gang.records import read_result
+from train.gang.plan.script_files import WORKER
 from train.host import records
 from train.host.checkup import Checkup
 from train.host.links import Link
@@ -106,7 +106,7 @@ def examine(args: Namespace, variables: Variables) -> int:
     else:
         print_table(_HEADER, [_row(examined, host) for host in _all_hosts(examined)], width)
         _show(examined, console)
-    folder = jobs.run_dir_of("", variables) / "doctor"
+    folder = run_dir_of("", variables) / "doctor"
     try:
         before = _keep(examined, folder)
         worse = _worse(before, examined) if before else []
@@ -368,7 +368,7 @@ def _measure(
     """Run and remove one job after another; raise UserError if one fails, and leave it here."""
     began: list[str] = []
 
-    def run(name: str, members: Sequence[str], script: str, *arguments: str) -> jobs.Result:
+    def train_on(name: str, members: Sequence[str], script: str, *arguments: str) -> Result:
         job = f"doctor-{time.strftime('%Y%m%d-%H%M%S')}-{name}"
         others = " and others" if len(members) > 4 else ""
         complain("doctor", f"{name} on {', '.join(members[:4])}{others}")
@@ -378,7 +378,7 @@ def _measure(
         given["train_job_groups"] = {**groups, "worker": list(members)}
         given["train_job_max_restarts"] = 0
         began.append(job)
-        result = jobs.run(script, arguments, inventory=inventory, job=job, variables=given)
+        result = run(script, arguments, inventory=inventory, job=job, variables=given)
         if result.state != "completed":
             raise UserError(f"{name} on {', '.join(members)} {result.state}: {result.message}")
         return result
@@ -387,7 +387,7 @@ def _measure(
     before = {one: signal.signal(one, interrupt) for one in (signal.SIGTERM, signal.SIGHUP)}
     before[signal.SIGINT] = signal.getsignal(signal.SIGINT)
     try:
-        sums = run("sums", hosts, str(SUMS)).metrics if len(hosts) > 1 else {}
+        sums = train_on("sums", hosts, str(SUMS)).metrics if len(hosts) > 1 else {}
         times = {
             float(key.split("_")[2][:-2]): float(value)
             for key, value in sums.items()
@@ -403,7 +403,7 @@ def _measure(
                 *("--examples", str(examples), "--epochs", "1", "--export", "none"),
                 *("--evaluate-every", "0"),
             ]
-            result = run(f"training-{count}", hosts[:count], str(WORKER), *arguments)
+            result = train_on(f"training-{count}", hosts[:count], str(WORKER), *arguments)
             trained.append(_trained(result, count))
     finally:
         for one in before:
@@ -418,12 +418,12 @@ def _remove(names: Sequence[str], inventory: Inventory, variables: Variables) ->
     """Stop and remove the jobs on the hosts; remove the local folders of those that completed."""
     ended = []
     for name in names:
-        folder = jobs.run_dir_of(name, variables)
+        folder = run_dir_of(name, variables)
         if (read_result(folder) or {}).get("state") == "completed":
             shutil.rmtree(folder, ignore_errors=True)
-        elif jobs.stop(name, inventory, variables).code:
-            stop = suggestions.command("stop", job=name)
-            complain("doctor", f"{name} could not be stopped; try `{stop}`")
+        elif stop(name, inventory, variables).code:
+            command = suggestions.command("stop", job=name)
+            complain("doctor", f"{name} could not be stopped; try `{command}`")
             continue
         ended.append(name)
     given = {**variables, "train_job_doctor_jobs": ended}
@@ -431,7 +431,7 @@ def _remove(names: Sequence[str], inventory: Inventory, variables: Variables) ->
         complain("doctor", line)
 
 
-def _trained(result: jobs.Result, hosts: int) -> Trained:
+def _trained(result: Result, hosts: int) -> Trained:
     """Return the step time of a training: that of the slowest rank, without the first steps."""
     found = []
     for path in sorted((result.run_dir / "progress").glob("*.jsonl")):

@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from train.cli import job as jobs
 from train.cli import playbooks
 from train.cli.ansible_options import Inventory, Variables
+from train.cli.job import Event, Job, follow, stop
 from train.cli.output import Exit, complain, exit_code, print_table
 from train.gang import cause_names, reports
 from train.gang.errors import UserError
-from train.gang.records import Job, read_manifest
+from train.gang.job_records import MergedJob, read_manifest
 from train.host import ends, faults
 
 #: Seconds for which a port is dropped or sshd is stopped.
@@ -81,7 +81,7 @@ class Row:
 _HEADER = ("fault", "victim", "detected in", "named rightly", "left behind", "resumed at", "")
 
 
-def run(args: Namespace, variables: Variables) -> int:
+def run_drill(args: Namespace, variables: Variables) -> int:
     """Run the drill and print its table; raise UserError if another job runs."""
     outcome = playbooks.run_playbook("list.yml", args.inventory, variables)
     if outcome.unreachable:
@@ -103,7 +103,7 @@ def _require_idle_hosts(outcome: playbooks.Outcome) -> None:
     """Check that no job of any user runs, based on the list playbook."""
     if outcome.code:
         raise UserError("\n".join(outcome.messages))
-    listed: list[Job] = outcome.result("job_list")["jobs"]
+    listed: list[MergedJob] = outcome.result("job_list")["jobs"]
     alive = [f"{job['job']} on {', '.join(job['hosts'])}" for job in listed if job["alive"]]
     if alive:
         raise UserError(
@@ -129,21 +129,21 @@ def _require_idle_hosts(outcome: playbooks.Outcome) -> None:
 def _one(fault: str, inventory: Inventory, variables: Variables, become: bool) -> Row:
     name = f"drill-{fault}-{time.strftime('%H%M%S')}"
     policy = {"train_job_max_restarts": 2, "train_job_restart_delay": 0, **variables}
-    job = jobs.Job.start(None, ARGUMENTS, inventory=inventory, job=name, variables=policy)
+    job = Job.start(None, ARGUMENTS, inventory=inventory, job=name, variables=policy)
     try:
         return _follow(fault, job, become)
     finally:
         if job.result is None:
             job.leave()
-        jobs.stop(name, inventory, variables)
+        stop(name, inventory, variables)
 
 
-def _follow(fault: str, job: jobs.Job, become: bool) -> Row:
+def _follow(fault: str, job: Job, become: bool) -> Row:
     """Inject the fault once the ranks train, and return its row when the job has ended."""
     deadline = time.monotonic() + _LIMIT
     injection: playbooks.Playbook | None = None
     at: float | None = None
-    restarts: list[tuple[float, jobs.Event]] = []
+    restarts: list[tuple[float, Event]] = []
     row = Row(fault)
     while job.result is None and time.monotonic() < deadline:
         for event in job.events(_INTERVAL):
@@ -177,7 +177,7 @@ def _follow(fault: str, job: jobs.Job, become: bool) -> Row:
     return _judge(row, [(when - at, event) for when, event in restarts], job)
 
 
-def _choose_victim(job: jobs.Job) -> tuple[str, dict[str, Any]]:
+def _choose_victim(job: Job) -> tuple[str, dict[str, Any]]:
     """Return the last training rank, preferably not the chief, and variables for fault.yml."""
     manifest = read_manifest(job.run_dir)
     if manifest is None:
@@ -193,13 +193,13 @@ def _choose_victim(job: jobs.Job) -> tuple[str, dict[str, Any]]:
     return f"{rank['task']} on {host}", given
 
 
-def _judge(row: Row, restarts: Sequence[tuple[float, jobs.Event]], job: jobs.Job) -> Row:
+def _judge(row: Row, restarts: Sequence[tuple[float, Event]], job: Job) -> Row:
     """Return the row of a fault.
 
     ``restarts`` are those of its job, with seconds since the fault.
     """
-    result = jobs.follow(job)
-    stopped = jobs.stop(job.name, job.inventory, job.variables).results.get("rank_stop", {})
+    result = follow(job)
+    stopped = stop(job.name, job.inventory, job.variables).results.get("rank_stop", {})
     reported = [report for found in stopped.values() for report in reports.stop_reports(found)]
     row = replace(row, left=sum(rank["ended"] + len(rank["remaining"]) for rank in reported))
     wanted = EXPECTED[row.fault]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from train.cli.ansible_options import AnsibleOptions, Inventory, Variables, absolute, options_of
-from train.gang.records import MANIFEST_FILE, read_manifest
+from train.gang.job_records import MANIFEST_FILE, read_manifest
 from train.gang.suggestions import CONNECTION_VARIABLES
 from train.host import records
 

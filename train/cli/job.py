@@ -25,13 +25,12 @@ from train.cli.ansible_options import (
     options_of,
     plain_variables,
 )
-from train.gang import REPOSITORY, reports, suggestions
-from train.gang import records as gang_records
+from train.gang import REPOSITORY, job_records, reports, suggestions
 from train.gang.errors import UserError
+from train.gang.job_records import EVENTS_FILE, MANIFEST_FILE, RankResult
 from train.gang.packages import requested
 from train.gang.plan import withdrawal
-from train.gang.plan.staging import WORKER, find_includes, find_script
-from train.gang.records import EVENTS_FILE, MANIFEST_FILE, RankResult
+from train.gang.plan.script_files import WORKER, find_includes, find_script
 from train.gang.run_folders import check_id, choose_job
 from train.gang.variables import job_variables
 from train.host import records
@@ -292,7 +291,7 @@ class Job:
         """
         inventory, chosen = _of_job(job, inventory, variables)
         run_dir = run_dir_of(job, chosen)
-        manifest = gang_records.read_manifest(run_dir)
+        manifest = job_records.read_manifest(run_dir)
         if manifest is None:
             attach = suggestions.command("attach", suggesting.call_of(inventory, chosen), job=job)
             raise UserError(
@@ -319,7 +318,7 @@ class Job:
         self._running = True
         if self._attached and self._offset == 0 and self._events_path.exists():
             self._offset = self._events_path.stat().st_size
-        manifest = gang_records.read_manifest(self.run_dir)
+        manifest = job_records.read_manifest(self.run_dir)
         self._attempt_before = int(manifest["attempt"]) if manifest else 0
         try:
             given = {**self.variables, **more}
@@ -400,7 +399,7 @@ class Job:
             else:
                 self._with_result(outcome.ended)
 
-    def _with_result(self, ended: gang_records.Result) -> None:
+    def _with_result(self, ended: job_records.Result) -> None:
         """End the job with the role's decision."""
         message, why_not = ended["message"], ended["restart_reason"]
         if why_not and why_not not in message:
@@ -537,7 +536,7 @@ class Job:
 
     def _give_back(self) -> None:
         """Release the resources on hosts of an attempt that has not started, and undo its plan."""
-        manifest = gang_records.read_manifest(self.run_dir)
+        manifest = job_records.read_manifest(self.run_dir)
         ended = self._playbook.outcome.ended
         before = max(self._attempt_before, ended["attempts"] if ended else 0)
         # The manifest decides: a playbook that is killed may have planned without reporting it.

@@ -18,9 +18,9 @@ from typing import BinaryIO, TextIO
 from rich.console import Console
 from rich.text import Text
 
-from train.cli import job as jobs
 from train.cli import playbooks
 from train.cli.ansible_options import Inventory, Variables
+from train.cli.job import with_kept
 from train.cli.output import Exit, complain, exit_code, noted_interrupts
 from train.gang.scratch import Scratch
 from train.gang.watch.fetched import OLDER
@@ -120,7 +120,7 @@ class LogPrinter:
 
 def show(args: Namespace, variables: Variables) -> int:
     """Print the logs of a job's last attempt and, when following, of later ones."""
-    given = jobs.with_kept(args.job, variables) | {"train_job_logs_follow": args.follow}
+    given = with_kept(args.job, variables) | {"train_job_logs_follow": args.follow}
     if args.tail is not None:
         given["train_job_logs_lines"] = args.tail
     shown: playbooks.Outcome | None = None  # of the last playbook that found ranks

@@ -13,11 +13,11 @@ from typing import Any, NoReturn
 
 from train import VERSION
 from train.cli import ansible_options, commands, inventories, suggesting, tracking
-from train.cli import doctor as doctors
-from train.cli import drill as drills
-from train.cli import job as jobs
-from train.cli import logs as all_logs
 from train.cli.ansible_options import Variables
+from train.cli.doctor import PARAMETERS, examine
+from train.cli.drill import run_drill
+from train.cli.job import named, run_dir_of, with_runs_dir
+from train.cli.logs import show
 from train.cli.output import PROGRAM, Exit, complain
 from train.gang import scratch, suggestions
 from train.gang.doctor import PARTS
@@ -142,7 +142,7 @@ def build_parser() -> _Parser:
     attach = add("attach", commands.attach, "follow a job that is already running", watching)
     restart = add("restart", commands.restart, "restart a job that failed or was stopped", watching)
 
-    status = add("status", commands.status, "show the state of a job's ranks")
+    status = add("status", commands.show_status, "show the state of a job's ranks")
     status("--json", action="store_true", help="print JSON")
 
     listed = add("list", commands.list_jobs, "list the jobs on the hosts")
@@ -151,13 +151,13 @@ def build_parser() -> _Parser:
     listed("-n", "--newest", metavar="N", type=partial(_count, least=1), help=text)
     listed("--all", action="store_true", help="show all jobs")
 
-    logs = add("logs", all_logs.show, "print the logs of all ranks")
+    logs = add("logs", show, "print the logs of all ranks")
     logs("--task", metavar="TASK", help="only this rank, such as worker-0")
     text = "keep printing new lines until the job ends"
     logs("-f", "--follow", action="store_true", help=text)
     logs("--tail", metavar="N", type=_count, help="start with the last N lines of each rank")
 
-    stop = add("stop", commands.stop, "stop a job on all hosts")
+    stop = add("stop", commands.stop_job, "stop a job on all hosts")
 
     report = add(
         "report", commands.report, "write an HTML report about a job: runs/JOB/report.html"
@@ -186,12 +186,12 @@ def build_parser() -> _Parser:
     tf_config = add("tf-config", commands.tf_config, "print the TF_CONFIG of each rank as JSON")
     tf_config("host", metavar="HOST", nargs="?", help="only for this inventory host")
 
-    doctor = add("doctor", doctors.examine, "find problems of the hosts and their network")
+    doctor = add("doctor", examine, "find problems of the hosts and their network")
     doctor("--quick", action="store_true", help="do not start TensorFlow, and write little to disk")
     text = f"comma-separated parts to examine, from {','.join(PARTS)} (default: all)"
     doctor("--only", metavar="PARTS", type=_parts, help=text)
     text = "model for the training runs of the part collectives (default: mnist-cnn)"
-    doctor("--model", choices=doctors.PARAMETERS, default="mnist-cnn", help=text)
+    doctor("--model", choices=PARAMETERS, default="mnist-cnn", help=text)
     text = "examples per step and host in these runs (default: 64)"
     doctor("--batch", metavar="N", type=partial(_count, least=1), default=64, help=text)
     doctor("--json", action="store_true", help="print JSON")
@@ -206,7 +206,7 @@ def build_parser() -> _Parser:
     clean("--dry-run", action="store_true", help="only show what would be removed")
 
     text = "run short jobs on the hosts, inject faults and report the results"
-    drill = add("drill", drills.run, text)
+    drill = add("drill", run_drill, text)
     text = f"fault to inject: {', '.join(faults.FAULTS)}; may be repeated (default: all)"
     names = faults.FAULTS
     drill("--fault", metavar="FAULT", action="append", choices=names, default=[], help=text)
@@ -235,8 +235,8 @@ def choose_hosts(args: argparse.Namespace, variables: dict[str, Any]) -> dict[st
     """
     if args.command not in _ABOUT_A_JOB:
         return variables
-    found = jobs.with_runs_dir(args.inventory, variables)
-    runs_dir = jobs.run_dir_of("", found)
+    found = with_runs_dir(args.inventory, variables)
+    runs_dir = run_dir_of("", found)
     job = next(iter(args.jobs), "") if args.command == "tensorboard" else args.job
     if args.command in _NEWEST_IF_UNNAMED and not job:
         job = args.job = inventories.newest(runs_dir, args.inventory)
@@ -288,10 +288,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             tracking.check(args.mlflow)
         scratch.remove_abandoned()
         if "job" in args:
-            args.job = jobs.named(args.job or "", variables)
+            args.job = named(args.job or "", variables)
         variables = choose_hosts(args, variables)
         args.inventory = ansible_options.read_options(args, encrypted)
-        variables = jobs.with_runs_dir(args.inventory, variables)
+        variables = with_runs_dir(args.inventory, variables)
         return int(args.handler(args, variables))
     except (UserError, ValueError) as error:
         complain(args.command, str(error))
@@ -303,6 +303,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.COMPLETED
     except OSError as error:
-        named = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        complain(args.command, named)
+        text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        complain(args.command, text)
         return Exit.REFUSED

@@ -21,8 +21,8 @@ import ansible_runner
 from train.cli import suggesting
 from train.cli.ansible_options import PASSWORD_FILE, Inventory, Variables, file_of, options_of
 from train.gang import REPOSITORY, login_failures, reports, suggestions
+from train.gang.job_records import Result
 from train.gang.login_failures import LoginFailure
-from train.gang.records import Result
 from train.gang.scratch import Scratch
 
 #: After the task of this module, ranks may run on the hosts.

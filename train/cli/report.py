@@ -20,7 +20,7 @@ from typing import Any, TypedDict, TypeVar
 from train.cli import page
 from train.cli.page import Chart
 from train.gang import lines, suggestions
-from train.gang.records import LOAD_DIR, Load, Manifest, Result, read_manifest, read_result
+from train.gang.job_records import LOAD_DIR, Load, Manifest, Result, read_manifest, read_result
 from train.gang.watch.stragglers import rates
 from train.host import records, tail, terminal
 from train.host.records import Progress
@@ -105,7 +105,7 @@ class Attempt(TypedDict):
     load: dict[str, list[Load]]
 
 
-def write(run_dir: Path) -> Path:
+def write_report(run_dir: Path) -> Path:
     """Write the page into the job's folder and return its path; raise the errors of ``read``."""
     manifest, attempts = read(run_dir)
     result = attempts[-1]["result"]
@@ -412,7 +412,7 @@ def _curve(attempts: list[Attempt], name: str) -> Curve:
     return found
 
 
-def compare(first: Path, second: Path) -> Comparison:
+def compare_jobs(first: Path, second: Path) -> Comparison:
     """Compare the jobs in two folders; raise the errors of ``read``."""
     manifests, attempts = zip(*(read(folder) for folder in (first, second)), strict=True)
     seen = all_records([*attempts[0], *attempts[1]])

@@ -22,7 +22,7 @@ from train.cli.display import JsonDisplay
 from train.cli.job import Event, Result
 from train.gang import REPOSITORY
 from train.gang.errors import UserError
-from train.gang.records import MANIFEST_FILE, Manifest, read_manifest, read_result
+from train.gang.job_records import MANIFEST_FILE, Manifest, read_manifest, read_result
 from train.host import records
 
 SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "file", "databricks")

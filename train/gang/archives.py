@@ -79,7 +79,7 @@ def unpack(archive: Path, folder: Path, names: Collection[str], limit: int, file
 
 
 def digest(archive: Path, limit: int) -> str:
-    """Return the SHA-256 of the names and contents of a ``.tar.gz``, as ``staging.pack`` does.
+    """Return the SHA-256 of the names and contents of a ``.tar.gz``, as ``script_files.pack`` does.
 
     Raise ArchiveError if it is broken, has more than ``limit`` bytes, or contains non-files.
     """

@@ -5,10 +5,10 @@ from __future__ import annotations
 from train.gang import connections, listing, reports, suggestions
 from train.gang.connections import Args
 from train.gang.errors import UserError
-from train.gang.records import Job
+from train.gang.job_records import MergedJob
 
 
-def _listed(play: connections.Play, args: Args) -> tuple[list[Job], list[str], list[str]]:
+def _listed(play: connections.Play, args: Args) -> tuple[list[MergedJob], list[str], list[str]]:
     """Return all jobs in the hosts' results, the hosts without an answer, and warnings."""
     names = [str(host) for members in args["groups"].values() for host in members]
     found, warnings = {}, []

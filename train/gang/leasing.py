@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from train.gang.errors import UnreachableError
-from train.gang.records import Manifest
+from train.gang.job_records import Manifest
 from train.host import leases
 
 #: Seconds that a host waits for blockers to leave before it reports them.

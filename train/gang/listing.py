@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from train.gang import lines
 from train.gang.errors import UserError
+from train.gang.job_records import JobRank, MergedJob
 from train.gang.login_failures import names_of
-from train.gang.records import Job, JobRank
-from train.host import jobs as host_jobs
-from train.host import ranks as host_ranks
 from train.host import records
+from train.host.jobs import RECENT, why_kept
+from train.host.ranks import ABSENT
 from train.host.records import ListedJob, ListedRank
 
 MIXED = "mixed"
@@ -27,7 +27,7 @@ def seconds_of(text: str) -> float:
     return float(found[1]) * _UNITS[found[2]]
 
 
-def merge(listed: Mapping[str, Sequence[ListedJob]]) -> list[Job]:
+def merge(listed: Mapping[str, Sequence[ListedJob]]) -> list[MergedJob]:
     """Return all jobs that hosts reported, newest first. Two hosts may be the same machine."""
     parts: dict[str, list[tuple[str, ListedJob]]] = {}
     for host, jobs in listed.items():
@@ -37,7 +37,7 @@ def merge(listed: Mapping[str, Sequence[ListedJob]]) -> list[Job]:
     return sorted(found, key=lambda job: (-job["started_at"], job["job"]))
 
 
-def _merge_one(name: str, parts: Sequence[tuple[str, ListedJob]]) -> Job:
+def _merge_one(name: str, parts: Sequence[tuple[str, ListedJob]]) -> MergedJob:
     ranks: dict[str, JobRank] = {}
     sizes: dict[frozenset[str], int] = {}
     for host, part in parts:
@@ -94,8 +94,8 @@ def state_of(ranks: Sequence[ListedRank]) -> str:
     phases = set()
     for rank in ranks:
         phase = rank["phase"]
-        if phase == host_ranks.ABSENT:  # never started, and after a while it never will
-            phase = records.STARTING if rank["idle"] < host_jobs.RECENT else records.FAILED
+        if phase == ABSENT:  # never started, and after a while it never will
+            phase = records.STARTING if rank["idle"] < RECENT else records.FAILED
         if not rank["non_training"]:
             phases.add(phase)
     at_work = phases & {*records.ALIVE_PHASES}
@@ -106,13 +106,13 @@ def state_of(ranks: Sequence[ListedRank]) -> str:
 
 
 def choose_old(
-    jobs: Sequence[Job],
+    jobs: Sequence[MergedJob],
     unreachable: Sequence[str],
     *,
     names: Sequence[str] = (),
     older_than: float | None = None,
     keep: int | None = None,
-) -> tuple[list[Job], list[str]]:
+) -> tuple[list[MergedJob], list[str]]:
     """Return the jobs to remove, and why other jobs of that age are kept.
 
     Raise UserError if no limit is given or ``keep`` is negative.
@@ -138,7 +138,7 @@ def choose_old(
         ranks = [*job["ranks"], *job["stale"]]
         if older_than is not None and min(rank["idle"] for rank in ranks) < older_than:
             continue
-        reasons = [host_jobs.why_kept(rank) for rank in ranks]
+        reasons = [why_kept(rank) for rank in ranks]
         known = job["members"]
         seen = {rank["host"] for rank in ranks}
         if names and known is not None and set(known) - seen - set(names):
@@ -153,7 +153,7 @@ def choose_old(
     return old, kept
 
 
-def public(job: Job) -> dict[str, object]:
+def public(job: MergedJob) -> dict[str, object]:
     """Return the public fields of a job. docs/formats.md describes every field."""
     fields = ("task", "host", "attempt", "phase", "reason", "started_at", "ended_at")
     ranks = [{name: dict(rank)[name] for name in fields} for rank in job["ranks"]]
@@ -161,7 +161,7 @@ def public(job: Job) -> dict[str, object]:
     return {**{name: value for name, value in job.items() if name not in internal}, "ranks": ranks}
 
 
-def line_of(job: Job) -> str:
+def line_of(job: MergedJob) -> str:
     """Return a job as one line of text."""
     words = [f"{job['job']} {job['state']}, {job['alive']} of {job['total']} ranks alive"]
     if job["attempt"] > 1:
@@ -187,7 +187,7 @@ def size(count: float) -> str:
     return f"{count:.{digits}f} {units[0]}"
 
 
-def where(jobs: Iterable[Job]) -> dict[str, list[str]]:
+def where(jobs: Iterable[MergedJob]) -> dict[str, list[str]]:
     """Return the ids of the jobs stored on each host. A shared folder is listed only once."""
     found: dict[str, dict[str, None]] = {}
     for job in jobs:

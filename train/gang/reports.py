@@ -14,8 +14,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints, is_typedd
 
 from train.gang import cause_names
 from train.host import ends, environments, probe, records
-from train.host import ranks as host_ranks
 from train.host.load import Facts, Gpu
+from train.host.ranks import ABSENT
 
 #: Limits of any report.
 MAX_DEPTH = 12
@@ -184,7 +184,7 @@ def _cause(value: Any) -> str:
     return str(value) if is_known else ends.EXIT
 
 
-_PHASE = one_of(host_ranks.ABSENT, *records.ALIVE_PHASES, *records.FINAL_PHASES)
+_PHASE = one_of(ABSENT, *records.ALIVE_PHASES, *records.FINAL_PHASES)
 _HOST = text(255)
 #: The outcome of a connection.
 reached = one_of(probe.OPEN, probe.REFUSED, probe.TIMEOUT, probe.UNRESOLVABLE, probe.UNREACHABLE)

@@ -17,11 +17,10 @@ from typing import Any
 from train.gang import connections, login_failures, reports
 from train.gang.connections import Args
 from train.gang.errors import UnreachableError, UserError
+from train.gang.job_records import Manifest, Result
 from train.gang.plan import placement
-from train.gang.records import Manifest, Result
 from train.gang.run_folders import read_manifest
-from train.gang.watch import attempt as watching
-from train.gang.watch import causes, journal
+from train.gang.watch import causes, journal, watching
 
 Returned = dict[str, object]
 

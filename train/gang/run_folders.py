@@ -7,10 +7,9 @@ import re
 import time
 from pathlib import Path
 
-from train.gang import records as gang_records
-from train.gang import suggestions
+from train.gang import job_records, suggestions
 from train.gang.errors import UserError
-from train.gang.records import MANIFEST_FILE, Manifest
+from train.gang.job_records import MANIFEST_FILE, Manifest
 from train.host import records
 
 #: Modes of a private folder and of one that all users can read.
@@ -82,7 +81,7 @@ def choose_job(job: str, script: Path, runs_dir: Path) -> tuple[str, Path]:
 def read_manifest(job: str, runs_dir: Path) -> Manifest:
     """Return the manifest of an earlier attempt of ``job``. Raise UserError if there is none."""
     check_id(job)
-    manifest = gang_records.read_manifest(runs_dir / job)
+    manifest = job_records.read_manifest(runs_dir / job)
     if manifest is None:
         raise UserError(
             f"{runs_dir / job / MANIFEST_FILE} does not exist, but another attempt "

@@ -8,8 +8,8 @@ from pathlib import Path
 from train.gang import connections, leasing, login_failures, reports
 from train.gang.connections import Args
 from train.gang.errors import UserError
+from train.gang.job_records import Manifest
 from train.gang.plan import placement, withdrawal
-from train.gang.records import Manifest
 from train.gang.watch import journal
 
 

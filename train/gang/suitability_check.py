@@ -13,11 +13,11 @@ from typing import Any
 
 from ansible import constants
 
-from train.gang import REPOSITORY, connections, login_failures, reports, suitability
+from train.gang import REPOSITORY, connections, login_failures, reports, suitability_rules
 from train.gang.connections import Args, Returned
 from train.gang.errors import UnreachableError
 from train.gang.login_failures import LoginFailure
-from train.gang.suitability import Fault, Needs
+from train.gang.suitability_rules import Fault, Needs
 from train.host.records import Suitability
 
 _INTERPRETER = "ansible_python_interpreter"
@@ -38,10 +38,10 @@ def needs(play: connections.Play, host: str, roles: Collection[str] | None = Non
     Args:
         roles: roles that setup.yml will run there. Defaults to those of the inventory.
     """
-    values = play.values(host, "setup_roles", *suitability.VARIABLES)
+    values = play.values(host, "setup_roles", *suitability_rules.VARIABLES)
     if roles is None:
-        roles = values.get("setup_roles", suitability.ROLES)
-    return suitability.needs(values, roles)
+        roles = values.get("setup_roles", suitability_rules.ROLES)
+    return suitability_rules.needs(values, roles)
 
 
 def ask(action: Any, task_vars: Args) -> Returned:
@@ -100,11 +100,11 @@ def judge(play: connections.Play, args: Args) -> Returned:
         if answer.get("unreachable"):
             unreachable[host] = login_failures.of_result(reports.bounded(answer))
         roles = chosen(member["roles"], args["run_tags"], args["skip_tags"])
-        if suitability.INSTALLS in roles:
+        if suitability_rules.INSTALLS in roles:
             found = _judged(answer, needs(play, host, roles))
             if found:
                 faults[host] = found
-    lines = suitability.lines(faults)
+    lines = suitability_rules.lines(faults)
     for line in lines:
         connections.say(line)
     return {
@@ -117,8 +117,8 @@ def judge(play: connections.Play, args: Args) -> Returned:
 def _judged(answer: Mapping[str, Any], needed: Needs) -> list[Fault]:
     if "os" in answer:
         names = _OS(answer["os"])
-        return suitability.without_python(**names, needed=needed)
-    return suitability.judge(_FACTS(answer["facts"]), needed) if "facts" in answer else []
+        return suitability_rules.without_python(**names, needed=needed)
+    return suitability_rules.judge(_FACTS(answer["facts"]), needed) if "facts" in answer else []
 
 
 def chosen(roles: Sequence[str], run_tags: Sequence[str], skip_tags: Sequence[str]) -> list[str]:

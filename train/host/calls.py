@@ -14,7 +14,7 @@ import time
 from typing import Callable, List
 
 from . import console, leases, processes, ranks, records, tail
-from .errors import CallError, Params, Result
+from .call_types import CallError, Params, Result
 from .masking import Mask
 
 

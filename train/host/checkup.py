@@ -32,7 +32,7 @@ from . import (
     records,
     suitability,
 )
-from .errors import Params, Result
+from .call_types import Params, Result
 from .processes import read_text
 from .threads import ask_all
 

@@ -16,14 +16,12 @@ replicas, for any metric. At the end of the epoch, Keras computes and prints the
 loop (``tf.keras.utils.Progbar``) are scaled differently. See ``ConsoleParser``.
 """
 
-import glob
 import math
-import os
 import re
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
-from . import gpus as host_gpus
 from . import log_shapes
+from .gpus import device_nodes
 from .log_shapes import CONTROLS, ESCAPES
 from .records import Progress
 
@@ -91,7 +89,7 @@ def may_sum_replicas(tf_config: Optional[Mapping[str, Any]], gpus: Optional[Sequ
     if training > 1 and task.get("type") != "evaluator":
         return True
     if gpus is None:
-        gpus = glob.glob(os.path.join(host_gpus.DEV, "nvidia[0-9]*"))
+        gpus = device_nodes()
     return len(gpus) > 1
 
 

@@ -11,7 +11,7 @@ import time
 from typing import Callable, List, Tuple
 
 from . import processes, ranks, records
-from .errors import CallError, Params, Result
+from .call_types import CallError, Params, Result
 from .processes import read_text
 
 KILL = "kill"

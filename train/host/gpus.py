@@ -38,13 +38,18 @@ class Process(TypedDict):
     memory_mb: Optional[int]  # None if unknown
 
 
+def device_nodes() -> List[str]:
+    """Return the device files of this machine's GPUs."""
+    return glob.glob(os.path.join(DEV, "nvidia[0-9]*"))
+
+
 class GpuError(Exception):
     """nvidia-smi fails; the message can be shown to users."""
 
 
 def nvidia_smi() -> Optional[str]:
     """Return the path of nvidia-smi; None if it is missing or no NVIDIA driver is loaded."""
-    nodes = glob.glob(os.path.join(DEV, "nvidia[0-9]*"))
+    nodes = device_nodes()
     is_loaded = nodes or os.path.exists(os.path.join(PROC, "version"))
     return shutil.which("nvidia-smi") if is_loaded else None
 

@@ -11,7 +11,7 @@ from collections import Counter
 from typing import Dict, List, Optional, Sequence, Set, cast
 
 from . import environments, leases, processes, ranks, records, tail
-from .errors import CallError, Params, Result
+from .call_types import CallError, Params, Result
 
 #: Seconds after its last activity in which a job is not removed, because it may be about to start
 #: or to be restarted, or its results may be in transfer to the control node.

@@ -20,7 +20,7 @@ import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple, TypedDict
 
 from . import processes
-from .errors import Params, Result
+from .call_types import Params, Result
 from .probe import REFUSED, connect
 
 #: Time limits in seconds: for a connection; for a silent peer, for one that may not have begun yet,

@@ -11,7 +11,7 @@ import time
 from typing import Any, Dict, List, Tuple
 
 from . import environments, gpus, leases, processes, ranks, records, suitability
-from .errors import CallError, Params, Result
+from .call_types import CallError, Params, Result
 from .suggested import suggest
 
 #: Seconds after which the driver no longer lists an ended process.

@@ -16,7 +16,7 @@ import zipfile
 from typing import Any, Dict, List, Mapping, Tuple
 
 from . import leases, outputs, processes, ranks, records
-from .errors import CallError, Params, Result
+from .call_types import CallError, Params, Result
 from .processes import read_text
 from .suggested import suggest
 

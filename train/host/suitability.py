@@ -1,8 +1,8 @@
 """Collects facts that decide whether TensorFlow can be installed and used on a host.
 
-train/gang/suitability.py judges them. ``setup.yml`` sends this file alone to hosts that may have an
-old Python, so it needs only the standard library of Python 3.6 and imports nothing from this
-package. It changes nothing on the host: the file that it maps has no name.
+train/gang/suitability_rules.py judges them. ``setup.yml`` sends this file alone to hosts that may
+have an old Python, so it needs only the standard library of Python 3.6 and imports nothing from
+this package. It changes nothing on the host: the file that it maps has no name.
 """
 
 import errno

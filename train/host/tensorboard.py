@@ -14,7 +14,7 @@ import tempfile
 from typing import Any, Dict, List
 
 from . import processes, records
-from .errors import CallError, Params, Result
+from .call_types import CallError, Params, Result
 
 #: TensorBoard listens on this address only.
 ADDRESS = "127.0.0.1"
@@ -64,7 +64,7 @@ def _folders(params: Params) -> Dict[str, str]:
     return {name: path for name, path in paths.items() if os.path.isdir(path)}
 
 
-def start(
+def start_board(
     python: str, folder: str, jobs: List[str], port: int, path: str, temporary: str, output: Any
 ) -> subprocess.Popen[bytes]:
     """Start TensorBoard for jobs in a folder, by default all of them.
@@ -100,7 +100,7 @@ def serve(params: Params) -> Result:
     python, port, path = records.expand(params["python"]), int(params["port"]), params["path"]
     here = list(_folders(params)) if params["jobs"] else []
     with tempfile.TemporaryDirectory() as temporary, tempfile.TemporaryFile() as output:
-        board = start(python, folder, here, port, path, temporary, output)
+        board = start_board(python, folder, here, port, path, temporary, output)
         try:
             reader = select.poll()
             reader.register(sys.stdout.fileno(), 0)  # only its end is reported

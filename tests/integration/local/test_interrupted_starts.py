@@ -210,9 +210,9 @@ def test_a_job_is_stopped_between_two_attempts(local_lab: Labs) -> None:
 
 API = """
 import json, sys
-from train.cli import job as jobs
+from train.cli.job import Job
 given = json.loads(sys.argv[1])
-job = jobs.Job.start(given["script"], ["--steps", "2000"], inventory=given["inventory"], job="api",
+job = Job.start(given["script"], ["--steps", "2000"], inventory=given["inventory"], job="api",
                  variables=given["variables"])
 while not any(event.data.get("progress", {}).get("step") for event in job.events()):
     pass

@@ -58,7 +58,7 @@ def test_the_report_of_a_job_that_lost_a_worker_and_failed_with_names_that_are_h
     with (folder / "progress/worker-1.jsonl").open("a") as stream:
         stream.write(json.dumps({"t": BEGAN + 70, "step": 90, "metrics": {evil: 1.0}}) + "\n")
     titles = {"loss", evil, "Time per step", "Activity of each rank", "Busy GPUs, %"}
-    opened = check(report.write(folder), "report", tmp_path, titles)
+    opened = check(report.write_report(folder), "report", tmp_path, titles)
     assert "last line of worker-1" in opened.html
     assert opened.count("legendtext") > 0
     assert ">attempt 2<" in opened.html
@@ -68,7 +68,7 @@ def test_the_comparison_of_two_jobs(tmp_path: Path) -> None:
     for name, seed, steps in (("one", 7, 90), ("two", 8, 60)):
         write_manifest(tmp_path / name, ["worker-0"], seed=seed)
         write_attempt(tmp_path / name, ["worker-0"], range(1, steps), COMPLETED)
-    found = report.compare(tmp_path / "one", tmp_path / "two")
+    found = report.compare_jobs(tmp_path / "one", tmp_path / "two")
     page = report.write_comparison(found, tmp_path / "compare.html")
     opened = check(page, "compare", tmp_path, {"loss", "accuracy over time"})
     assert "<td>seed</td><td>7</td><td>8</td>" in opened.html

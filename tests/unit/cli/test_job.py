@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from train.cli import job as jobs
 from train.cli import playbooks
+from train.cli.job import Job, keep, status, stop, with_kept
 from train.gang import login_failures
 from train.gang.login_failures import LoginFailure
 from train.gang.plan import withdrawal
@@ -66,7 +66,7 @@ def folder(tmp_path: Path) -> Path:
     run_dir.mkdir(parents=True)
     (run_dir / "manifest.json").write_text(json.dumps(MANIFEST))
     (run_dir / "code.tar.gz").touch()
-    jobs.keep("mine", {**variables(tmp_path), "train_job_root": "/data/train"})
+    keep("mine", {**variables(tmp_path), "train_job_root": "/data/train"})
     return run_dir
 
 
@@ -83,30 +83,30 @@ def test_variables_with_jinja_are_not_used_again_unless_they_are_data(
         "train_job_gpus": [{"deep": ["{# none #}"]}],
     }
     data = {"train_job_args": ["{{ item }}", "{# none #}"], "train_job_exclude": ["{% if %}"]}
-    jobs.keep("mine", {**given, **templates, **data, "train_job_address": "{ {a}"})
-    used = jobs.with_kept("mine", variables(tmp_path))
+    keep("mine", {**given, **templates, **data, "train_job_address": "{ {a}"})
+    used = with_kept("mine", variables(tmp_path))
     assert used == {**given, **data, "train_job_address": "{ {a}", "train_job_id": "mine"}
     again = {**variables(tmp_path), "train_job_python": "{{ mine }}"}
-    assert jobs.with_kept("mine", again)["train_job_python"] == "{{ mine }}"
+    assert with_kept("mine", again)["train_job_python"] == "{{ mine }}"
 
 
-Follow = Callable[..., tuple[jobs.Job, Playbooks]]
+Follow = Callable[..., tuple[Job, Playbooks]]
 
 
 @pytest.fixture
 def follow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path) -> Follow:
-    def begin(*outcomes: playbooks.Outcome | None) -> tuple[jobs.Job, Playbooks]:
+    def begin(*outcomes: playbooks.Outcome | None) -> tuple[Job, Playbooks]:
         fake = Playbooks(*outcomes)
         monkeypatch.setattr(playbooks, "Playbook", fake.begin)
         monkeypatch.setattr(playbooks, "run_playbook", fake.run_playbook)
-        job = jobs.Job("mine", tmp_path, variables(tmp_path))
+        job = Job("mine", tmp_path, variables(tmp_path))
         job._begin("train.yml", train_job_attempt=2)
         return job, fake
 
     return begin
 
 
-def pump(job: jobs.Job, times: int = 3) -> None:
+def pump(job: Job, times: int = 3) -> None:
     for _ in range(times):
         list(job.events(0.0))
 
@@ -219,7 +219,7 @@ def test_a_job_that_is_stopped_is_followed_to_its_end(follow: Follow) -> None:
 def test_a_watch_that_does_not_end_after_the_stop_is_given_up(
     follow: Follow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "_END_LIMIT_FAILED", 0.0)
+    monkeypatch.setattr("train.cli.job._END_LIMIT_FAILED", 0.0)
     lost = playbooks.Outcome(4, unreachable={"node-3": AWAY})
     job, _ = follow(killed(), None, lost)
     pump(job)
@@ -288,9 +288,9 @@ def test_attached_three_times_then_left(
 
 def test_variables_of_the_start_hold_for_status_and_stop(follow: Follow, tmp_path: Path) -> None:
     _, fake = follow(None)
-    jobs.status("mine", tmp_path, variables(tmp_path))
-    jobs.stop("mine", tmp_path, {**variables(tmp_path), "train_job_root": "/other"})
-    jobs.status("", tmp_path, variables(tmp_path))
+    status("mine", tmp_path, variables(tmp_path))
+    stop("mine", tmp_path, {**variables(tmp_path), "train_job_root": "/other"})
+    status("", tmp_path, variables(tmp_path))
     roots = [given.get("train_job_root") for _, given in fake.run]
     assert roots == ["/data/train", "/other", None]
 
@@ -298,7 +298,7 @@ def test_variables_of_the_start_hold_for_status_and_stop(follow: Follow, tmp_pat
 def test_the_id_can_be_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = Playbooks(None)
     monkeypatch.setattr(playbooks, "Playbook", fake.begin)
-    job = jobs.Job.start(variables={**variables(tmp_path), "train_job_id": "mine"})
+    job = Job.start(variables={**variables(tmp_path), "train_job_id": "mine"})
     assert (job.name, job.run_dir) == ("mine", tmp_path / "runs/mine")
     ((_, given),) = fake.begun
     assert given["train_job_id"] == "mine"

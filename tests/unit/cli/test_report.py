@@ -32,7 +32,7 @@ def test_a_failed_job_is_shown_with_its_root_cause_and_log(folder: Path) -> None
     message = "worker-1 on node-2 exited with code 1: ValueError\nwhat to do: fix the script"
     failed = {"state": "failed", "message": message, "root_cause": "worker-1"}
     write_attempt(folder, tasks, range(1, 4), failed)
-    page = report.write(folder).read_text()
+    page = report.write_report(folder).read_text()
     text = words_of(page)
     assert message in text
     opened = re.findall(r"<details open><summary>(.*?)</summary><pre>(.*?)</pre>", page, re.DOTALL)
@@ -62,7 +62,7 @@ def test_a_restarted_job_with_fewer_workers_shows_each_attempt(folder: Path) -> 
     lost = {"state": "failed", "message": "worker-1 on node-2 was unreachable for 60 s"}
     write_attempt(folder / "attempts/1", ["worker-0", "worker-1"], range(1, 6), lost)
     write_attempt(folder, ["worker-0"], range(4, 9), COMPLETED, BEGAN + 60)
-    page = report.write(folder).read_text()
+    page = report.write_report(folder).read_text()
     text = words_of(page)
     assert "2 attempts" in text
     assert "worker-1 on node-2 was unreachable for 60 s" in text
@@ -83,7 +83,7 @@ def test_a_job_without_a_result_or_progress_is_shown(folder: Path, state: str | 
     write_manifest(folder, ["worker-0"], git=None)
     if state:
         write_attempt(folder, [], range(0), {"state": state, "message": "stopped by anna"})
-    text = words_of(report.write(folder).read_text())
+    text = words_of(report.write_report(folder).read_text())
     assert ("stopped by anna" if state else "no result yet") in text
     assert "No rank has reported progress." in text
 
@@ -96,7 +96,7 @@ def test_what_a_host_reported_is_text_and_nothing_else(folder: Path) -> None:
     record = {"t": BEGAN, "step": 1, "metrics": {evil: 1.0}, "loss": float("nan")}
     lines = [json.dumps(record), "no record", '{"t": Infinity, "step": 2}\n']
     (folder / "progress/worker-0.jsonl").write_text("\n".join(lines))
-    page = report.write(folder).read_text()
+    page = report.write_report(folder).read_text()
     assert evil not in page
     assert "\x1b" not in page
     assert evil in charts_of(page)
@@ -107,7 +107,7 @@ def test_thirty_two_ranks_and_three_attempts_stay_below_6_mb(folder: Path) -> No
     write_manifest(folder, tasks, attempt=3)
     for place in (folder / "attempts/1", folder / "attempts/2", folder):
         write_attempt(place, tasks, range(0, 3000, 10), COMPLETED)
-    path = report.write(folder)
+    path = report.write_report(folder)
     assert path.stat().st_size < 6_000_000  # 6.5 without thinning
     curves = charts_of(path.read_text())["loss"]["traces"]
     assert len(curves) == 96

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from train.cli import doctor
-from train.gang.doctor.records import Trained
+from train.gang.doctor.doctor_records import Trained
 
 
 @pytest.mark.parametrize("hosts", [2, 3, 8])

@@ -13,9 +13,9 @@ import pytest
 from tests.support.lab import REPOSITORY
 from train.gang import reports, suggestions
 from train.gang.doctor import PARTS, examine, findings
-from train.gang.doctor.records import Finding
-from train.gang.suitability import Fault
-from train.host import checkup as checkups
+from train.gang.doctor.doctor_records import Finding
+from train.gang.suitability_rules import Fault
+from train.host.checkup import _GPU_FIELDS, Checkup
 
 #: What train/host/checkup.py reports of a healthy host, but for its name and addresses.
 CHECKUP = REPOSITORY / "tests/data/checkup.json"
@@ -27,7 +27,7 @@ HEALTHY = [generation for generation in GPUS if generation != "Hopper, braked"]
 def gpu(generation: str, **changed: str) -> dict[str, str]:
     """Return a GPU as a host reports it; ``clocks_sm`` stands for ``clocks.sm``."""
     values = GPUS[generation].split(", ")
-    found = dict(zip(checkups._GPU_FIELDS, values, strict=True))
+    found = dict(zip(_GPU_FIELDS, values, strict=True))
     known = {name.replace(".", "_"): name for name in found}
     found.update({known[name]: value for name, value in changed.items()})
     return {name: value for name, value in found.items() if value != "?"}
@@ -310,7 +310,7 @@ def test_parts_are_judged_alone() -> None:
 
 
 def test_what_a_host_reports_is_checked() -> None:
-    whole = dict.fromkeys(checkups.Checkup.__annotations__, "")
+    whole = dict.fromkeys(Checkup.__annotations__, "")
     with pytest.raises(reports.ReportError, match="checkup"):
         examine._CHECKUP({"checkup": whole})
     with pytest.raises(reports.ReportError, match="has no checkup"):

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from train.gang.records import EVENTS_FILE
-from train.gang.watch import attempt, notices, polling, verdict
+from train.gang.job_records import EVENTS_FILE
+from train.gang.watch import notices, polling, verdict, watching
 from train.gang.watch.fetched import OLDER
 from train.gang.watch.follow import Gang
 from train.gang.watch.polling import Limits, Poll
@@ -145,13 +145,13 @@ def test_logs_shows_a_copy_with_a_gap(machine: Machine) -> None:
     data = lines(200_000)
     machine.rank(data)
     given = Limits(5.0, 5.0, 0.0, log_limit=MIB)
-    logs = attempt._Logs(machine.targets, machine.run_dir, machine.poll, given, "busy")
+    logs = watching._Logs(machine.targets, machine.run_dir, machine.poll, given, "busy")
     assert logs.fetch([0], growing=False)["lost"] == {}
     copy = machine.copy()
     assert copy.count(b"omitted here") == 1
     assert data.endswith(copy.partition(b" ...\n")[2])
     begin = len(data) - 500
-    logs = attempt._Logs(machine.targets, machine.run_dir, machine.poll, given, "busy")
+    logs = watching._Logs(machine.targets, machine.run_dir, machine.poll, given, "busy")
     logs.fetch([begin], growing=False)
     assert machine.copy() == data[begin:]
 

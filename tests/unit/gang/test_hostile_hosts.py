@@ -25,8 +25,8 @@ from hypothesis import strategies as st
 
 from train.gang import archives, connections, listing, reports
 from train.gang.errors import UnreachableError, UserError
-from train.gang.plan import reattach, staging
-from train.gang.plan.ranks import keep_checkpoints, plan_ranks
+from train.gang.plan import reattach, script_files
+from train.gang.plan.planned_ranks import keep_checkpoints, plan_ranks
 from train.gang.plan.renaming import Inventory
 from train.gang.watch import follow, polling, verdict
 from train.gang.watch.views import Target
@@ -194,7 +194,7 @@ def code_archive(folder: Path, marker: Path) -> tuple[Path, str]:
     evil = folder / "argparse.py"
     evil.write_text(f"open({str(marker)!r}, 'w').write('executed')\n")
     archive = folder / records.ARCHIVE_FILE
-    return archive, staging.pack([(evil, "argparse.py")], archive)
+    return archive, script_files.pack([(evil, "argparse.py")], archive)
 
 
 def test_code_from_a_host_is_used_only_if_it_is_what_was_sent(tmp_path: Path) -> None:
@@ -202,13 +202,13 @@ def test_code_from_a_host_is_used_only_if_it_is_what_was_sent(tmp_path: Path) ->
     archive, sha256 = code_archive(tmp_path, marker)
     tf_config = {"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}
     with pytest.raises(UserError, match="differs from the code that the job was started with"):
-        staging.check_archive(archive, "0" * 64)
-    staging.check_archive(archive, sha256)
-    manifest: Any = {"script": str(staging.WORKER), "arguments": []}
-    staging.check_arguments(manifest, archive, {"a": tf_config})
+        script_files.check_archive(archive, "0" * 64)
+    script_files.check_archive(archive, sha256)
+    manifest: Any = {"script": str(script_files.WORKER), "arguments": []}
+    script_files.check_arguments(manifest, archive, {"a": tf_config})
     archive.write_bytes(archive.read_bytes()[:-40])
     with pytest.raises(UserError, match="remove it and attach to the job again"):
-        staging.check_archive(archive, sha256)
+        script_files.check_archive(archive, sha256)
     assert not marker.exists()
 
 

@@ -10,27 +10,26 @@ import yaml
 
 from train.gang import REPOSITORY
 from train.gang.errors import UserError
-from train.gang.variables import job_variables as variables
-from train.gang.variables import script_environment
+from train.gang.variables import job_variables, script_environment
 
-ENVIRONMENT = variables.ENVIRONMENT
+ENVIRONMENT = job_variables.ENVIRONMENT
 #: Values without templates, of which it is not known how they were written.
 SOURCES = script_environment.Sources(
     lambda value: value, lambda value: None, lambda value: "hosts.yml:4"
 )
 
 
-def given(**values: Any) -> variables.Given:
+def given(**values: Any) -> job_variables.Given:
     environment = script_environment.merge([values.pop(ENVIRONMENT, {})], SOURCES)
     places = dict.fromkeys(values, "hosts.yml:4")
-    values.setdefault(variables.ARGUMENTS, [])
-    places.setdefault(variables.ARGUMENTS, "")
-    return variables.Given([*values], values, places, environment, [])
+    values.setdefault(job_variables.ARGUMENTS, [])
+    places.setdefault(job_variables.ARGUMENTS, "")
+    return job_variables.Given([*values], values, places, environment, [])
 
 
-def message_of(**hosts: variables.Given) -> str:
+def message_of(**hosts: job_variables.Given) -> str:
     with pytest.raises(UserError) as refused:
-        variables.check(hosts, lambda value: None)
+        job_variables.check(hosts, lambda value: None)
     return str(refused.value)
 
 
@@ -73,11 +72,11 @@ def test_a_wrong_type_is_refused_by_name(name: str, value: Any, message: str) ->
     ],
 )
 def test_values_as_people_write_them(name: str, value: Any) -> None:
-    assert variables.check({"a": given(**{name: value})}, lambda value: None) == {"a": []}
+    assert job_variables.check({"a": given(**{name: value})}, lambda value: None) == {"a": []}
 
 
 def test_a_name_that_the_role_does_not_have() -> None:
-    refused = message_of(a=variables.Given(["train_job_prot"], {}, {}, ({}, []), []))
+    refused = message_of(a=job_variables.Given(["train_job_prot"], {}, {}, ({}, []), []))
     assert "unknown variable train_job_prot: did you mean train_job_" in refused
 
 
@@ -91,7 +90,7 @@ def test_what_holds_for_the_gang_is_the_same_on_all_hosts() -> None:
     refused = message_of(a=secret, b=given(train_job_notify_webhook="https://b/secret"))
     assert "secret" not in refused
     alike = {"a": given(train_job_seed="5"), "b": given(train_job_seed=5)}
-    variables.check(alike, lambda value: None)
+    job_variables.check(alike, lambda value: None)
 
 
 def test_what_holds_for_a_rank_may_differ() -> None:
@@ -99,14 +98,14 @@ def test_what_holds_for_a_rank_may_differ() -> None:
         "a": given(train_job_args="--rank 0", train_job_port=1, train_job_grace=1),
         "b": given(train_job_args=["--rank", 1], train_job_port=2, train_job_grace=2),
     }
-    found = variables.check(hosts, lambda value: None)
+    found = job_variables.check(hosts, lambda value: None)
     assert found == {"a": ["--rank", "0"], "b": ["--rank", "1"]}
 
 
 def test_every_variable_of_a_rank_is_a_variable() -> None:
-    main, names = variables.options()
+    main, names = job_variables.options()
     assert set(main) <= names
-    assert {name for name, option in main.items() if option.for_rank} >= {variables.ARGUMENTS}
+    assert {name for name, option in main.items() if option.for_rank} >= {job_variables.ARGUMENTS}
 
 
 def test_the_limits_of_numbers_are_those_of_their_descriptions() -> None:
@@ -117,6 +116,6 @@ def test_the_limits_of_numbers_are_those_of_their_descriptions() -> None:
         for name, spec in specs.items()
         if (found := re.search(r"At least ([\d.]+)\.", str(spec["description"])))
     }
-    main, _ = variables.options()
+    main, _ = job_variables.options()
     assert {name: one.least for name, one in main.items() if one.least is not None} == told
     assert len(told) == 25

@@ -11,8 +11,8 @@ import pytest
 from tests.support.job_folders import DAY, lay_out, write_manifest
 from train.gang import listing
 from train.gang.errors import UserError
-from train.gang.records import Job
-from train.host import jobs as host_jobs
+from train.gang.job_records import MergedJob
+from train.host import jobs
 
 
 @pytest.mark.parametrize(
@@ -55,12 +55,12 @@ def test_what_is_no_age(text: str) -> None:
         listing.seconds_of(text)
 
 
-def merge(**roots: Path) -> list[Job]:
+def merge(**roots: Path) -> list[MergedJob]:
     return listing.merge({host: list_jobs(root) for host, root in roots.items()})
 
 
 def list_jobs(root: Path) -> Any:
-    return host_jobs.list_jobs(str(root))
+    return jobs.list_jobs(str(root))
 
 
 def test_hosts_that_share_a_machine_tell_of_each_rank_once(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_of_two_machines_that_see_one_folder_the_one_that_runs_it_knows(tmp_path
         assert (job["state"], job["alive"], job["total"]) == ("running", 1, 1)
 
 
-def old_jobs(root: Path) -> list[Job]:
+def old_jobs(root: Path) -> list[MergedJob]:
     """Return five jobs, the newest first: a day, two, three, four and five days old."""
     for days in range(1, 6):
         lay_out(root, f"day-{days}", "worker-0", host="node-a", ago=days * DAY)

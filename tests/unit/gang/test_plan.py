@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from train.gang.errors import UserError
-from train.gang.plan import ranks as plan
-from train.gang.plan import staging
+from train.gang.plan import planned_ranks, script_files
 from train.gang.plan.placement import aliases, choose
 
 Groups = dict[str, list[str]]
@@ -30,7 +29,9 @@ HOSTS: Any = {
 
 
 def test_the_index_is_the_place_in_the_group() -> None:
-    ranks = plan.plan_ranks({"worker": ["b", "a"], "chief": ["d"], "evaluator": ["c"]}, HOSTS)
+    ranks = planned_ranks.plan_ranks(
+        {"worker": ["b", "a"], "chief": ["d"], "evaluator": ["c"]}, HOSTS
+    )
     fields = ("host", "task", "port", "non_training", "ranks_on_machine")
     assert [tuple(dict(rank)[name] for name in fields) for rank in ranks] == [
         ("d", "chief-0", 12345, False, 1),
@@ -41,19 +42,19 @@ def test_the_index_is_the_place_in_the_group() -> None:
 
 
 def test_workers_of_parameter_servers_are_services() -> None:
-    ranks = plan.plan_ranks({"chief": ["a"], "worker": ["b"], "ps": ["c"]}, HOSTS)
+    ranks = planned_ranks.plan_ranks({"chief": ["a"], "worker": ["b"], "ps": ["c"]}, HOSTS)
     services = {rank["task"]: rank["non_training"] for rank in ranks}
     assert services == {"chief-0": False, "worker-0": True, "ps-0": True}
 
 
 def test_without_a_chief_workers_of_parameter_servers_train() -> None:
-    ranks = plan.plan_ranks({"worker": ["a", "b"], "ps": ["c"]}, HOSTS)
+    ranks = planned_ranks.plan_ranks({"worker": ["a", "b"], "ps": ["c"]}, HOSTS)
     services = {rank["task"]: rank["non_training"] for rank in ranks}
     assert services == {"worker-0": False, "worker-1": False, "ps-0": True}
 
 
 def test_a_rank_alone_opens_no_port() -> None:
-    assert plan.plan_ranks({"worker": ["a"]}, HOSTS)[0]["port"] is None
+    assert planned_ranks.plan_ranks({"worker": ["a"]}, HOSTS)[0]["port"] is None
 
 
 SAME_PORT = "b and c have the same address and port"
@@ -74,7 +75,7 @@ SAME_PORT = "b and c have the same address and port"
 def test_impossible_gangs(groups: Groups, changes: dict[str, dict[str, Any]], message: str) -> None:
     hosts: Any = {name: {**known, **changes.get(name, {})} for name, known in HOSTS.items()}
     with pytest.raises(UserError, match=re.escape(message)):
-        plan.plan_ranks(groups, hosts)
+        planned_ranks.plan_ranks(groups, hosts)
 
 
 GROUPS = {"chief": [], "worker": ["a", "b", "c"], "ps": [], "evaluator": [], "spare": ["s", "t"]}
@@ -142,15 +143,17 @@ def test_a_script_is_found_and_staged_with_its_neighbours(tmp_path: Path) -> Non
     for name in ("main.py", "other.py", "package/part.py", "data/big.bin", "notes.log", ".git/x"):
         write(folder / name, name)
     write(folder / ".trainignore", "# not needed there\ndata/\n*.log\n")
-    assert staging.find_script(str(folder)) == (folder, "main.py", "")
-    assert staging.find_script(str(folder / "other.py")) == (folder, "other.py", "")
+    assert script_files.find_script(str(folder)) == (folder, "main.py", "")
+    assert script_files.find_script(str(folder / "other.py")) == (folder, "other.py", "")
     archive = tmp_path / "code.tar.gz"
-    digest = staging.pack(staging.code_files(folder, exclude=["other.*"]), archive)
+    digest = script_files.pack(script_files.code_files(folder, exclude=["other.*"]), archive)
     with tarfile.open(archive) as tar:
         names = tar.getnames()
     assert names == ["code/.trainignore", "code/main.py", "code/package/part.py"]
     (folder / "main.py").write_text("changed")
-    assert staging.pack(staging.code_files(folder, exclude=["other.*"]), archive) != digest
+    assert (
+        script_files.pack(script_files.code_files(folder, exclude=["other.*"]), archive) != digest
+    )
 
 
 def test_a_module_is_run_in_the_folder_of_its_package(tmp_path: Path) -> None:
@@ -161,7 +164,7 @@ def test_a_module_is_run_in_the_folder_of_its_package(tmp_path: Path) -> None:
         "trainer": "trainer/__main__.py",
         "trainer.deep.job": "trainer/deep/job.py",
     }.items():
-        script = staging.find_script(str(tmp_path), module)
+        script = script_files.find_script(str(tmp_path), module)
         assert (script.folder, script.entry) == (tmp_path, entry)
         assert script.words == ["-m", module]
     for folder, module, refusal in (
@@ -171,24 +174,24 @@ def test_a_module_is_run_in_the_folder_of_its_package(tmp_path: Path) -> None:
         (tmp_path / "trainer/task.py", "trainer.task", "is not a directory"),
     ):
         with pytest.raises(UserError, match=refusal):
-            staging.find_script(str(folder), module)
+            script_files.find_script(str(folder), module)
 
 
 def test_scripts_that_cannot_be_staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "project"
     folder.mkdir()
     with pytest.raises(UserError, match=r"contains 0 Python files but no main\.py"):
-        staging.find_script(str(folder))
+        script_files.find_script(str(folder))
     for name in ("a.py", "b.py"):
         write(folder / name)
     with pytest.raises(UserError, match=r"2 Python files but no main\.py"):
-        staging.find_script(str(folder))
+        script_files.find_script(str(folder))
     monkeypatch.setenv("HOME", str(folder))
     with pytest.raises(UserError, match="move the script to its own directory"):
-        staging.find_script(str(folder / "a.py"))
+        script_files.find_script(str(folder / "a.py"))
     (folder / "big.bin").write_bytes(b"0" * 2**21)
     with pytest.raises(UserError, match=r"is 2 MiB, the limit is 1 MiB .*big.bin"):
-        staging.code_files(folder, limit_mb=1)
+        script_files.code_files(folder, limit_mb=1)
 
 
 def test_files_are_included_beside_the_script(tmp_path: Path) -> None:
@@ -198,13 +201,13 @@ def test_files_are_included_beside_the_script(tmp_path: Path) -> None:
     write(other / "data/.trainignore", "*.log\n")
     (other / "linked.py").symlink_to(other / "model.py")
     names = ["model.py", "linked.py", "../other/data/"]
-    include = staging.find_includes([f"{other}/{name}" for name in names])
+    include = script_files.find_includes([f"{other}/{name}" for name in names])
     assert [path.name for path in include] == ["model.py", "linked.py", "data"]
-    code = staging.code_files(folder, include)
+    code = script_files.code_files(folder, include)
     assert [name for _, name in code] == [
         *("main.py", "model.py", "linked.py", "data/.trainignore", "data/a.csv")
     ]
-    staging.pack(code, tmp_path / "code.tar.gz")
+    script_files.pack(code, tmp_path / "code.tar.gz")
     with tarfile.open(tmp_path / "code.tar.gz") as tar:
         linked = tar.extractfile("code/linked.py")
         assert linked is not None
@@ -229,26 +232,26 @@ def test_files_that_cannot_be_included(tmp_path: Path, monkeypatch: pytest.Monke
         (["~/project", str(folder)], "would both be staged as project"),
     ]:
         with pytest.raises(UserError, match=re.escape(message)):
-            staging.find_includes(names)
+            script_files.find_includes(names)
     for name, message in [
         ("main.py", f"main.py: the script's folder {folder} already has an entry with that name"),
         ("empty", "contains no files to copy"),
         ("big.bin", "with the included files is 2 MiB, the limit is 1 MiB"),
     ]:
         with pytest.raises(UserError, match=re.escape(message)):
-            staging.code_files(folder, staging.find_includes(f"~/{name}"), limit_mb=1)
+            script_files.code_files(folder, script_files.find_includes(f"~/{name}"), limit_mb=1)
 
 
 def test_arguments_are_checked_when_staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = write(tmp_path / "train/worker.py", "import sys\nopen(sys.argv[2]).close()\n")
     model = write(tmp_path / "mine/model.py")
-    monkeypatch.setattr(staging, "WORKER", worker)
+    monkeypatch.setattr(script_files, "WORKER", worker)
     archive = tmp_path / "code.tar.gz"
-    staging.pack(staging.code_files(worker.parent, [model]), archive)
+    script_files.pack(script_files.code_files(worker.parent, [model]), archive)
 
     def check(script: Path, argument: str) -> None:
         manifest: Any = {"script": str(script), "arguments": [argument]}
-        staging.check_arguments(manifest, archive, {"a": {}})
+        script_files.check_arguments(manifest, archive, {"a": {}})
 
     check(worker, "model.py")
     with pytest.raises(UserError, match=r"No such file or directory: 'other\.py'"):

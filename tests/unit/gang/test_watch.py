@@ -17,8 +17,8 @@ import pytest
 
 from train.gang import cause_names, reports
 from train.gang.errors import BusyError, UnreachableError, WatchEndedError
-from train.gang.records import EVENTS_FILE
-from train.gang.watch import attempt, follow, journal, polling, verdict
+from train.gang.job_records import EVENTS_FILE
+from train.gang.watch import follow, journal, polling, verdict, watching
 from train.gang.watch.fetched import FetchedFile
 from train.gang.watch.follow import Gang
 from train.gang.watch.outcome import Outcome, result_of
@@ -177,10 +177,10 @@ def test_an_evaluator_is_waited_for_while_it_is_at_work(
 def test_to_attach_to_a_job_that_is_over_keeps_its_doubts() -> None:
     first: Any = {"state": "completed", "doubts": ["it was cut off", "NaN"]}
     again: Any = {"state": "completed", "doubts": ["NaN"]}
-    assert attempt._all_doubts(first, again) == first["doubts"]
+    assert watching._all_doubts(first, again) == first["doubts"]
     failed: Any = {**first, "state": "failed"}
-    assert attempt._all_doubts(failed, again) == ["NaN"]
-    assert attempt._all_doubts(None, again) == ["NaN"]
+    assert watching._all_doubts(failed, again) == ["NaN"]
+    assert watching._all_doubts(None, again) == ["NaN"]
 
 
 def test_an_evaluator_that_fails_after_the_training_is_a_doubt(gang: Make) -> None:
@@ -684,7 +684,7 @@ def test_logs_that_cannot_be_written_are_fetched_again_also_after_the_end(tmp_pa
     given = Limits(5.0, 5.0, 0.0, log_limit=1 << 28, end_timeout=0.5)
     hosts = Hosts(worker_0=[{"phase": "completed", "log": LINES}])
     for _ in range(2):  # the folder is free again
-        logs = attempt._Logs([target], tmp_path, hosts.poll, given, "busy")
+        logs = watching._Logs([target], tmp_path, hosts.poll, given, "busy")
         assert logs.fetch([0], True) == {"phases": {"worker-0": "completed"}, "lost": {}}
         assert (tmp_path / "logs/worker-0.log").read_text() == LINES
 

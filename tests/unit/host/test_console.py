@@ -20,7 +20,6 @@ import pytest
 
 from tests.support.lab import REPOSITORY
 from train.host import console
-from train.host import gpus as host_gpus
 from train.host.console import ConsoleParser
 from train.host.records import is_whole
 
@@ -491,7 +490,7 @@ def test_when_values_may_be_sums(
 ) -> None:
     for name in ("nvidia0", "nvidia1", "nvidiactl"):
         (tmp_path / name).touch()
-    monkeypatch.setattr(host_gpus, "DEV", str(tmp_path))
+    monkeypatch.setattr("train.host.gpus.DEV", str(tmp_path))
     cluster = {"worker": [f"h{n}:1" for n in range(workers)]}
     config = {"cluster": cluster, "task": {"type": task, "index": 0}}
     assert console.may_sum_replicas(config, gpus) is many
@@ -500,7 +499,7 @@ def test_when_values_may_be_sums(
 def test_without_tf_config_and_gpus_nothing_is_summed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_gpus, "DEV", str(tmp_path))
+    monkeypatch.setattr("train.host.gpus.DEV", str(tmp_path))
     assert not console.may_sum_replicas(None, None)
 
 

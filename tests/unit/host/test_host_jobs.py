@@ -12,7 +12,7 @@ import pytest
 from tests.support.job_folders import DAY, jobs_in, lay_out, write_manifest
 from tests.unit.host.conftest import Starter
 from train.host import jobs, records
-from train.host.errors import CallError
+from train.host.call_types import CallError
 
 
 def test_a_job_is_listed_with_its_ranks(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from train.host import (
     staging,
     supervisor,
 )
-from train.host.errors import CallError
+from train.host.call_types import CallError
 
 #: All that a supervisor notes where the disk is full, and the end of its process.
 NOTING = """

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.lab import run
 from train.host import preflight, suitability
-from train.host.errors import CallError
+from train.host.call_types import CallError
 
 ROOT, USER = 0, 1000
 GONE = "echo 'Error: No such file or directory' >&2; exit 1"

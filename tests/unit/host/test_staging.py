@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from train.host import staging
-from train.host.errors import CallError
+from train.host.call_types import CallError
 
 MANIFEST: dict[str, Any] = {"job": "night-1", "attempt": 2, "attempts": [{"claim": "mine"}]}
 

@@ -15,11 +15,11 @@ from train.gang import (
     login_failures,
     reports,
     suggestions,
-    suitability,
     suitability_check,
+    suitability_rules,
 )
 from train.gang.doctor import PARTS, findings
-from train.gang.doctor.records import Examined, Login
+from train.gang.doctor.doctor_records import Examined, Login
 from train.gang.errors import UserError
 from train.host.checkup import Checkup
 from train.host.links import Link
@@ -96,7 +96,7 @@ def doctor(play: connections.Play, args: connections.Args) -> dict[str, object]:
     if "pairs" in parts and len(checkups) > 1:
         warnings = _measure(play, examined, bool(args["quick"]))
     unsuited = {
-        host: suitability.judge(checkup["suitability"], suitability_check.needs(play, host))
+        host: suitability_rules.judge(checkup["suitability"], suitability_check.needs(play, host))
         for host, checkup in checkups.items()
     }
     reach = {host: _reached(play, host) for host in [*checkups, *examined["failed"]]}

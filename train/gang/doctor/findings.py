@@ -8,9 +8,9 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from train.gang.doctor.records import Examined, Finding
+from train.gang.doctor.doctor_records import Examined, Finding
 from train.gang.login_failures import names_of
-from train.gang.suitability import Fault
+from train.gang.suitability_rules import Fault
 from train.host import probe
 from train.host.checkup import Checkup
 from train.host.links import Link

@@ -8,8 +8,8 @@ from pathlib import Path
 from train.gang import connections, login_failures, reports, run_folders
 from train.gang.connections import Args, Returned
 from train.gang.errors import NothingAnsweredError, UserError
+from train.gang.job_records import MANIFEST_FILE, Manifest
 from train.gang.plan import placement, renaming
-from train.gang.records import MANIFEST_FILE, Manifest
 from train.host import records
 
 

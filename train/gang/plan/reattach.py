@@ -12,13 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from train.gang import archives, connections, reports, run_folders
-from train.gang import records as gang_records
+from train.gang import archives, connections, job_records, reports, run_folders
 from train.gang.errors import NothingAnsweredError, UserError
+from train.gang.job_records import Attempt, FoundRank, Manifest, PlannedRank, Policy
 from train.gang.login_failures import names_of
-from train.gang.plan import renaming, staging, withdrawal
+from train.gang.plan import renaming, script_files, withdrawal
 from train.gang.plan.renaming import Inventory
-from train.gang.records import Attempt, FoundRank, Manifest, PlannedRank, Policy
 from train.gang.reports import ReportError, fields, items, mapping, matching, record, task, text
 from train.host import records
 from train.host.records import HostFacts, RankInfo
@@ -116,7 +115,7 @@ def choose(
     if own is None or chosen is None or _claim(chosen) != _claim(own):
         return chosen, warnings
     was_staged = any(_claim(manifest) == _claim(own) for manifest in found.values())
-    return (gang_records.staged(own) if was_staged else own), warnings
+    return (job_records.staged(own) if was_staged else own), warnings
 
 
 def _is_confirmed(manifest: Manifest, found: Mapping[str, Manifest]) -> bool:
@@ -153,7 +152,7 @@ def find(play: connections.Play, args: connections.Args) -> dict[str, object]:
     reported = {name: _ranks_in(state) for name, state in states.items()}
     inventory = renaming.inventory_of(play, names, reported)
     run_dir = Path(args["run_dir"]).expanduser()
-    written = gang_records.read_manifest(run_dir)
+    written = job_records.read_manifest(run_dir)
     own = renaming.in_names_of(written, inventory) if written else None
     kept = {name: state["manifest"] for name, state in states.items() if state.get("manifest")}
     newest, warnings = choose(kept, own, job, inventory)
@@ -187,7 +186,7 @@ def find(play: connections.Play, args: connections.Args) -> dict[str, object]:
             run_folders.open_to_all(run_dir)
         if written is not None and written["attempt"] < newest["attempt"]:
             withdrawal.set_aside(run_dir, written["attempt"])
-        records.write_json(str(run_dir / gang_records.MANIFEST_FILE), newest)
+        records.write_json(str(run_dir / job_records.MANIFEST_FILE), newest)
     # Only participating hosts: a replaced host may be back and still have the job's files.
     folders = {
         rank["host"]: str(Path(rank["rank_dir"]).parent) for rank in ranks if rank["host"] in kept
@@ -254,7 +253,7 @@ def fetch_archive(
             with tempfile.TemporaryDirectory(prefix=".fetching-", dir=archive.parent) as fresh:
                 fetched = Path(fresh, archive.name)
                 play.fetch(host, f"{folder}/{archive.name}", fetched, limit)
-                if archives.digest(fetched, staging.LARGEST) != sha256:
+                if archives.digest(fetched, script_files.LARGEST) != sha256:
                     raise archives.ArchiveError(
                         "it differs from the code that the job was started with"
                     )

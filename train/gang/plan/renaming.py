@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from train.gang import connections, reports
 from train.gang.errors import UserError
-from train.gang.records import Attempt, Manifest, PlannedRank
+from train.gang.job_records import Attempt, Manifest, PlannedRank
 from train.host.records import RankInfo
 
 _Value = TypeVar("_Value")

@@ -11,13 +11,13 @@ from typing import cast
 from train.gang import REPOSITORY, connections, login_failures, reports, run_folders, suggestions
 from train.gang.connections import Args
 from train.gang.errors import UserError
+from train.gang.job_records import Packages
 from train.gang.packages import locks, requested
 from train.gang.packages.locks import Lock
 from train.gang.packages.names import package_of
 from train.gang.packages.requested import Requested
-from train.gang.plan import script_imports, staging
-from train.gang.plan.ranks import Hosts
-from train.gang.records import Packages
+from train.gang.plan import script_files, script_imports
+from train.gang.plan.planned_ranks import Hosts
 from train.host.records import Environment, HostFacts
 
 #: The role tensorflow's own locks of TensorFlow, by variant.
@@ -30,11 +30,11 @@ def script_modules(args: Args) -> list[str]:
     Return none if the script cannot be found: a later task reports that.
     """
     try:
-        script = staging.find_script(args["script"], str(args["module"]))
-        if script.path == staging.WORKER:
+        script = script_files.find_script(args["script"], str(args["module"]))
+        if script.path == script_files.WORKER:
             return []  # it needs only the packages of TensorFlow's environment
-        included = staging.find_includes(args["include"])
-        code = staging.code_files(script.folder, included, limit_mb=float("inf"))
+        included = script_files.find_includes(args["include"])
+        code = script_files.code_files(script.folder, included, limit_mb=float("inf"))
         files = {name: path for path, name in code}
         return script_imports.packages(Path(script.entry).as_posix(), files)
     except (UserError, OSError):
@@ -59,7 +59,7 @@ def lock_packages(play: connections.Play, args: Args) -> dict[str, object]:
         manifest = run_folders.read_manifest(args["job"], Path(args["runs_dir"]).expanduser())
         packages = manifest.get("packages")
     else:
-        folder = staging.find_script(args["script"], str(args["module"])).folder
+        folder = script_files.find_script(args["script"], str(args["module"])).folder
         packages = _locked(_environments(hosts), args, folder) if args["requirements"] else None
         warnings = [] if packages else _missing(hosts, folder)
     installs = _installs(_environments(hosts), packages) if packages else {}
@@ -79,7 +79,7 @@ def lock_packages_of_machines(play: connections.Play, args: Args) -> dict[str, o
     for name in args["machines"]:
         found = reports.described(play.registered(name, args["registered"]))
         environments[name] = _environment(name, str(args["python"]), found["environment"])
-    folder = staging.find_script(args["script"], str(args["module"])).folder
+    folder = script_files.find_script(args["script"], str(args["module"])).folder
     packages = _locked(environments, args, folder)
     installs = _installs(environments, packages) if packages else {}
     return {"changed": False, "packages": packages, "installs": installs}

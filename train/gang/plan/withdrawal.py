@@ -8,7 +8,7 @@ import contextlib
 import shutil
 from pathlib import Path
 
-from train.gang.records import EVENTS_FILE, LOAD_DIR, MANIFEST_FILE, RESULT_FILE
+from train.gang.job_records import EVENTS_FILE, LOAD_DIR, MANIFEST_FILE, RESULT_FILE
 from train.host import records
 
 #: Files that each attempt rewrites. A job's events cover all attempts.

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from train.gang import cause_names
+from train.gang.job_records import RESULT_FILE, RankResult, Result, read_manifest, read_result
 from train.gang.packages.names import package_of
-from train.gang.records import RESULT_FILE, RankResult, Result, read_manifest, read_result
 from train.gang.watch.script_faults import known_fault
 from train.host import ends, records, tracebacks
 from train.host.suggested import suggest

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from train.gang.records import EVENTS_FILE
+from train.gang.job_records import EVENTS_FILE
 from train.gang.watch.activity import Activity
 from train.gang.watch.diagnosis import Peers, Probe
 from train.gang.watch.journal import Journal
@@ -22,8 +22,8 @@ from train.gang.watch.reachability import Reachability
 from train.gang.watch.stragglers import Stragglers
 from train.gang.watch.verdict import Verdict
 from train.gang.watch.views import WAIT, Target, View, views_in_training
-from train.host import ranks as host_ranks
 from train.host import records
+from train.host.ranks import ABSENT
 from train.host.records import Update
 
 #: Bytes to read at the end of a log and of progress when a watch continues another one.
@@ -117,7 +117,7 @@ class Gang(Ranks):
             view.frozen_since = None
         elif view.frozen_since is None:
             view.frozen_since = view.heard
-        if view.phase == host_ranks.ABSENT:
+        if view.phase == ABSENT:
             return
         self._journal.add_update(view, phase, update["age"])
         without = view.phase == records.FAILED and self._verdict.can_do_without(view)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from train.gang import lines, reports
-from train.gang.records import EVENTS_FILE, LOAD_DIR
+from train.gang.job_records import EVENTS_FILE, LOAD_DIR
 from train.gang.watch import metrics
 from train.gang.watch.views import View
 from train.host import records

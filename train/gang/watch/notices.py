@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from train.gang import cause_names
-from train.gang.records import read_result
+from train.gang.job_records import read_result
 from train.gang.watch import causes, doubts
 from train.gang.watch.journal import Journal
 from train.gang.watch.polling import BOUNDED, holes_of
 from train.gang.watch.views import View, views_in_training
-from train.host import ranks as host_ranks
 from train.host import records
+from train.host.ranks import ABSENT
 from train.host.records import Progress
 
 #: Seconds between two lines about the progress of fetching logs.
@@ -58,7 +58,7 @@ class Notices:
         task, host = view.target.task, view.target.host
         about = f"{task} ({host})"
         for name, what, file in BOUNDED:
-            if name in holes_of(view.state) and name not in holes and phase != host_ranks.ABSENT:
+            if name in holes_of(view.state) and name not in holes and phase != ABSENT:
                 text = (
                     f"{about}: the host keeps only the beginning and the newest part of its {what}"
                 )
@@ -96,7 +96,7 @@ class Notices:
             self._checkpoints = record.get("checkpoints", self._checkpoints)
         if self._first_step is None:
             self._first_step = next((r["step"] for r in found if "step" in r), None)
-        if self._first_step is None or any(v.phase == host_ranks.ABSENT for v in self._training):
+        if self._first_step is None or any(v.phase == ABSENT for v in self._training):
             return  # the ranks may have different checkpoints
         self._is_new = False
         text = f"attempt {attempt} starts at step {self._first_step}"

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from train.gang import cause_names, suggestions
-from train.gang.records import Result
+from train.gang.job_records import Result
 from train.gang.watch import causes, doubts
 from train.gang.watch.diagnosis import PathBetween, cut_off, each_other, how_cut_off
 from train.gang.watch.views import View, is_secondary, views_in_training

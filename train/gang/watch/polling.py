@@ -26,7 +26,7 @@ from train.gang.errors import BusyError
 from train.gang.watch.fetched import FetchedFile
 from train.gang.watch.views import Target, View
 from train.host import processes, records
-from train.host import ranks as host_ranks
+from train.host.ranks import ABSENT
 from train.host.records import Cursor, State, Update
 
 LOCK_FILE = ".followed"
@@ -211,7 +211,7 @@ class Ranks:
             for name in reports.FILES:  # ignore data of another attempt
                 update[name], update["cursor"][name] = "", cursor[name]
             other = update["state"]["attempt"]
-            update["state"] = {"phase": host_ranks.ABSENT, "attempt": other}
+            update["state"] = {"phase": ABSENT, "attempt": other}
             update["more"], update["left"], update["last"] = False, {}, ""
             return ""
         trouble = ""

@@ -29,10 +29,10 @@ from train.gang.watch.outcome import (
 )
 from train.gang.watch.polling import Limits
 from train.gang.watch.views import View, is_secondary, views_in_training
-from train.host import ends as host_ends
-from train.host import probe as host_probe
-from train.host import ranks as host_ranks
 from train.host import records
+from train.host.ends import START_TIMEOUT
+from train.host.probe import OPEN, REFUSED
+from train.host.ranks import ABSENT
 
 #: Seconds to wait for the rank first at fault, after another rank that failed because of it.
 ROOT_CAUSE_WAIT = 3.0
@@ -187,7 +187,7 @@ class Verdict:
         if view.frozen_since is not None and now - view.frozen_since > FROZEN_LIMIT:
             reason = f"was stopped for {FROZEN_LIMIT:g} s by a signal or a debugger"
             return Finding(task, cause_names.FROZEN, reason)
-        if view.phase != host_ranks.ABSENT:
+        if view.phase != ABSENT:
             return None
         if view.target.start_error and not self._is_cut:
             view.trouble = f"could not be started: {view.target.start_error}"
@@ -219,9 +219,7 @@ class Verdict:
             return None
         view = min(late, key=lambda one: one[1])[0]
         reason = f"did not open its port while others waited for {limit:g} s"
-        return Finding(
-            view.target.task, host_ends.START_TIMEOUT, f"{reason} (train_job_start_wait_timeout)"
-        )
+        return Finding(view.target.task, START_TIMEOUT, f"{reason} (train_job_start_wait_timeout)")
 
     def _evidence_of_loss(self, view: View, now: float) -> str:
         """Return evidence that an unreachable host is lost, or an empty text.
@@ -244,7 +242,7 @@ class Verdict:
             return ""
         reached = diagnosis.reached(task) if diagnosis.done else {}
         # If a host reaches it, or no host knows, ask them again later.
-        if not reached or {host_probe.OPEN, host_probe.REFUSED} & set(reached.values()):
+        if not reached or {OPEN, REFUSED} & set(reached.values()):
             return ""
         found = ", ".join(f"{other}: {how}" for other, how in reached.items())
         return f"other ranks cannot reach it either ({found})"

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from train.gang.records import RankResult
+from train.gang.job_records import RankResult
 from train.gang.watch.causes import TERMINATED, exception_in, last_line_in
 from train.gang.watch.script_faults import known_fault
 from train.host import console, ends, records, tracebacks
-from train.host import ranks as host_ranks
+from train.host.ranks import ABSENT
 from train.host.records import Progress, State
 from train.host.terminal import LogLines
 
@@ -104,7 +104,7 @@ class View:
     """The known state of a rank. Times are in seconds of the monotonic clock."""
 
     target: Target
-    state: State = field(default_factory=lambda: State(phase=host_ranks.ABSENT))
+    state: State = field(default_factory=lambda: State(phase=ABSENT))
     record: Progress = field(default_factory=lambda: Progress())
     metrics: dict[str, float | str] = field(default_factory=dict)
     final_metrics: dict[str, float | str] = field(default_factory=dict)  # of whole epochs

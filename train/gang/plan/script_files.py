@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from train.gang import REPOSITORY, archives
 from train.gang.errors import UserError
-from train.gang.records import Manifest, arguments_of
+from train.gang.job_records import Manifest, arguments_of
 from train.gang.scratch import Scratch
 from train.host import processes, records
 

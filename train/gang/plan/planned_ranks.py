@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from train.gang import suggestions
 from train.gang.errors import UserError
-from train.gang.records import PlannedRank
+from train.gang.job_records import PlannedRank
 from train.host import records
 from train.host.records import HostFacts
 

@@ -1,4 +1,4 @@
-"""Each rank's GPUs: listed by a stand-in of nvidia-smi, and shared out in the plan."""
+"""Each rank's GPUs, shared out in the plan."""
 
 from __future__ import annotations
 
@@ -7,42 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.gpus import MIG, UUIDS, Machine, gang
+from tests.support.gpus import MIG, UUIDS, gang
 from train.gang.errors import UserError
-from train.host import gpus as looking
-
-# ------------------------------------------------------------------------ what is enumerated
-
-
-def test_the_gpus_of_a_machine_are_listed_in_one_call(machine: Machine) -> None:
-    machine.has(2, instances=2)
-    assert looking.list_gpus() == [
-        {"index": 0, "uuid": UUIDS[0], "instances": MIG},
-        {"index": 1, "uuid": UUIDS[1], "instances": []},
-    ]
-    assert machine.calls.read_text().split() == ["-L"], "it only lists"
-
-
-def test_no_driver_has_no_gpus(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine.has(1)
-    node = machine.dev / "nvidia0"
-    node.unlink()
-    assert looking.list_gpus() == []
-    assert not machine.calls.exists(), "without device nodes nothing is called"
-    node.touch()
-    (machine.bin / "nvidia-smi").unlink()
-    monkeypatch.setenv("PATH", str(machine.bin))
-    assert looking.list_gpus() == []
-
-
-def test_a_driver_that_does_not_answer_is_told(machine: Machine) -> None:
-    machine.has(1, code=9, said="NVIDIA-SMI has failed because it couldn't communicate")
-    with pytest.raises(looking.GpuError, match="nvidia-smi fails: NVIDIA-SMI has failed because"):
-        looking.list_gpus()
-
-
-# ---------------------------------------------------------------------------------- the plan
-
 
 TWO, THREE = {"worker": ["a", "b"]}, {"worker": ["a", "b", "c"]}
 ALL = {"chief": ["c"], "worker": ["w"], "ps": ["p"], "evaluator": ["e"]}

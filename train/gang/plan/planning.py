@@ -15,10 +15,24 @@ from ansible.release import __version__ as ansible_version
 from train.gang import connections, notify, reports, run_folders, suggestions
 from train.gang.connections import Args
 from train.gang.errors import UserError
+from train.gang.job_records import (
+    MANIFEST_FILE,
+    Attempt,
+    Manifest,
+    PlannedRank,
+    read_result,
+    staged,
+)
 from train.gang.login_failures import names_of
-from train.gang.plan import gpus, placement, script_imports, script_packages, staging, withdrawal
-from train.gang.plan import ranks as plan
-from train.gang.records import MANIFEST_FILE, Attempt, Manifest, PlannedRank, read_result, staged
+from train.gang.plan import (
+    gpu_assignment,
+    placement,
+    planned_ranks,
+    script_files,
+    script_imports,
+    script_packages,
+    withdrawal,
+)
 from train.gang.variables import job_variables, script_environment
 from train.host import records
 from train.host.preflight import INSTALL
@@ -59,8 +73,8 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
     }
     packages = args["packages"]
     hosts = dict(script_packages.with_packages(hosts, packages))
-    ranks = plan.plan_ranks(groups, hosts)
-    gpus.share(ranks, hosts)
+    ranks = planned_ranks.plan_ranks(groups, hosts)
+    gpu_assignment.share(ranks, hosts)
     configs = {rank["host"]: json.loads(args["tf_config"][rank["host"]]) for rank in ranks}
     checked = {"changed": False, "tf_config": configs}
     attempt, job = int(args["attempt"]), str(args["job"])
@@ -68,28 +82,32 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
     if attempt > 1:
         manifest, run_dir = run_folders.read_manifest(job, runs_dir), runs_dir / job
         archive = run_dir / records.ARCHIVE_FILE
-        staging.check_archive(archive, manifest["code_sha256"])
-        staging.check_arguments(manifest, archive, configs)
+        script_files.check_archive(archive, manifest["code_sha256"])
+        script_files.check_arguments(manifest, archive, configs)
     else:
-        script = staging.find_script(args["script"], str(args["module"]))
-        include = staging.find_includes(args["include"])
+        script = script_files.find_script(args["script"], str(args["module"]))
+        include = script_files.find_includes(args["include"])
         exclude = [args["exclude"]] if isinstance(args["exclude"], str) else args["exclude"]
         limit_mb = float(args["code_limit_mb"])
-        code = staging.code_files(script.folder, include, exclude, limit_mb)
+        code = script_files.code_files(script.folder, include, exclude, limit_mb)
         _require_tensorflow(play, args, script, code, hosts)
         manifest = _first_manifest(script, include, args, ranks[0]["host"])
-        staging.check_arguments(manifest, code, configs)
+        script_files.check_arguments(manifest, code, configs)
         if play.check_mode:
             return checked
         job, run_dir = run_folders.choose_job(job, script.path, runs_dir)
         if args["readable_by"] == "all":
             run_folders.open_to_all(run_dir)
         archive = run_dir / records.ARCHIVE_FILE
-        manifest |= {"job": job, "code_sha256": staging.pack(code, archive), "packages": packages}
+        manifest |= {
+            "job": job,
+            "code_sha256": script_files.pack(code, archive),
+            "packages": packages,
+        }
         if packages:
             script_packages.keep(packages, run_dir)
     copy = bool(args["checkpoint_copy"]) and not args["checkpoint_dir"] and not groups["ps"]
-    plan.keep_checkpoints(ranks, hosts, manifest.get("results_dirs", {}), copy)
+    planned_ranks.keep_checkpoints(ranks, hosts, manifest.get("results_dirs", {}), copy)
     manifest = _with_attempt(manifest, args, ranks, hosts)
     manifest["tf_config"] = {rank["task"]: configs[rank["host"]] for rank in ranks}
     if play.check_mode:
@@ -113,9 +131,9 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
 def _require_tensorflow(
     play: connections.Play,
     args: Args,
-    script: staging.Script,
+    script: script_files.Script,
     code: Sequence[tuple[Path, str]],
-    hosts: plan.Hosts,
+    hosts: planned_ranks.Hosts,
 ) -> None:
     """Raise UserError if hosts lack TensorFlow and the script imports it on startup."""
     lacking: dict[str, list[str]] = {}
@@ -127,7 +145,9 @@ def _require_tensorflow(
             lacking.setdefault(facts["python"], []).append(host)
     files = {name: path for path, name in code}
     entry = Path(script.entry).as_posix()
-    if lacking and (script.path == staging.WORKER or script_imports.needs_tensorflow(entry, files)):
+    if lacking and (
+        script.path == script_files.WORKER or script_imports.needs_tensorflow(entry, files)
+    ):
         raise UserError(
             "; ".join(
                 f"TensorFlow is not installed on {names_of(names)}: {python} cannot import "
@@ -156,7 +176,7 @@ def _git_state(folder: Path) -> dict[str, str | bool] | None:
 
 
 def _first_manifest(
-    script: staging.Script, include: Sequence[Path], args: Args, first: str
+    script: script_files.Script, include: Sequence[Path], args: Args, first: str
 ) -> Manifest:
     """Return the fields that all attempts share, except the job's id and ``code_sha256``.
 
@@ -181,7 +201,7 @@ def _first_manifest(
 
 
 def _with_attempt(
-    manifest: Manifest, args: Args, ranks: list[PlannedRank], hosts: plan.Hosts
+    manifest: Manifest, args: Args, ranks: list[PlannedRank], hosts: planned_ranks.Hosts
 ) -> Manifest:
     """Return ``manifest`` with the data to run the job again and to follow it from elsewhere."""
     versions = {facts["tensorflow"] for facts in hosts.values()}
@@ -205,10 +225,12 @@ def _with_attempt(
     }
 
 
-def _unused_gpus(hosts: plan.Hosts) -> list[str]:
+def _unused_gpus(hosts: planned_ranks.Hosts) -> list[str]:
     """Warn about machines whose GPUs the job is set not to use."""
     unused = [
-        host for host, facts in hosts.items() if facts["gpus"] and facts["gpus_wanted"] == gpus.NONE
+        host
+        for host, facts in hosts.items()
+        if facts["gpus"] and facts["gpus_wanted"] == gpu_assignment.NONE
     ]
     warning = (
         f"{', '.join(unused)} train on the CPU although GPUs are available: train_job_gpus "

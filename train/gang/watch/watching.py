@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from train.gang import connections, notify, reports, run_folders, suggestions
 from train.gang.connections import Args
-from train.gang.records import (
+from train.gang.job_records import (
     MANIFEST_FILE,
     RESULT_FILE,
     PlannedRank,
@@ -35,8 +35,8 @@ from train.gang.watch import (
     polling,
     views,
 )
-from train.host import ranks as host_ranks
 from train.host import records, updates
+from train.host.ranks import ABSENT
 from train.host.records import Update
 
 #: The outcome in the job's folder, from the end of the watch until ``result.json`` is written.
@@ -222,7 +222,7 @@ class _Logs(polling.Ranks):
                 target = view.target
                 another = not target.is_of_attempt(view.state)  # another attempt has started
                 phases[target.task] = records.FAILED if another else view.phase
-                ended = not growing or view.final or (late and view.phase == host_ranks.ABSENT)
+                ended = not growing or view.final or (late and view.phase == ABSENT)
                 if another or (ended and view.drained and not view.trouble):
                     continue
                 if not view.trouble or view.silence(now) < limit:

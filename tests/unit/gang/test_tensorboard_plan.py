@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.lab import free_port
-from train.gang import tensorboard
+from train.gang import tensorboard_plan
 from train.gang.errors import UserError
 
 REPORTED: dict[str, dict[str, Any]] = {
@@ -29,7 +29,7 @@ def choose(*hosts: str, port: int = 6006) -> dict[str, Any]:
         registered=lambda host, name: REPORTED[host],
         connection=lambda host: (PLUGINS.get(host, "ssh"), host, "", ""),
     )
-    return tensorboard.choose(play, {"jobs": ["night"], "port": port, "registered": "events"})
+    return tensorboard_plan.choose(play, {"jobs": ["night"], "port": port, "registered": "events"})
 
 
 def test_hosts_with_events_of_their_own_show_them() -> None:

@@ -15,7 +15,7 @@ import yaml
 
 from train.gang import REPOSITORY, login_failures
 from train.gang.errors import UserError
-from train.host import suitability as host_facts
+from train.host import suitability
 from train.host.records import Suitability
 
 _ROLE = REPOSITORY / "roles/tensorflow"
@@ -332,8 +332,8 @@ def folder_faults(facts: Suitability, needed: Needs) -> Iterator[Fault]:
             remedy = f"run there: `sudo mount -o remount,rw {shlex.quote(point)}`"
         yield Fault("not-writable", sentence, "a writable folder", f"{remedy}, or {choose}")
     if facts["is_noexec"]:
-        sentence = host_facts.NOEXEC % (point, root)
-        remedy = host_facts.NOEXEC_REMEDY % shlex.quote(point)
+        sentence = suitability.NOEXEC % (point, root)
+        remedy = suitability.NOEXEC_REMEDY % shlex.quote(point)
         yield Fault("noexec", sentence, "a filesystem without noexec", remedy)
     variant = needed.variant(facts)
     need = needed.space_mb(variant)

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from tests.support.lab import REPOSITORY
-from train.gang import suitability, suitability_check
-from train.gang.suitability import Fault
+from train.gang import suitability_check, suitability_rules
+from train.gang.suitability_rules import Fault
 
 HEALTHY: dict[str, Any] = {
     "machine": "x86_64",
@@ -46,9 +46,11 @@ OLD, DENIED = {"python_version": "3.9.2"}, {"write_error": "Permission denied"}
 ALONE = {"roles": ["tensorflow"]}
 
 
-def judged(changed: dict[str, Any], roles: Any = suitability.ROLES, **values: Any) -> list[Fault]:
-    needed = suitability.needs(values, roles)
-    return suitability.judge({**HEALTHY, **changed}, needed)  # type: ignore[typeddict-item]
+def judged(
+    changed: dict[str, Any], roles: Any = suitability_rules.ROLES, **values: Any
+) -> list[Fault]:
+    needed = suitability_rules.needs(values, roles)
+    return suitability_rules.judge({**HEALTHY, **changed}, needed)  # type: ignore[typeddict-item]
 
 
 @pytest.mark.parametrize(
@@ -187,7 +189,7 @@ def test_all_faults_are_named_and_equal_hosts_merged() -> None:
     both = judged({**OLD, **DEBIAN_11, "is_noexec": True, "free_mb": 7})
     assert [fault.kind for fault in both] == ["python-too-old", "noexec", "no-space"]
     faults = {"node-10": judged({**OLD, **DEBIAN_11, "free_mb": 9}), "node-2": both}
-    shown = suitability.lines(faults)
+    shown = suitability_rules.lines(faults)
     both_hosts, first = "node-2 and node-10", "node-2"
     assert [line.partition(":")[0] for line in shown] == [both_hosts, first, both_hosts]
     assert "(node-2: 7 MB free; node-10: 9 MB free)" in shown[2]
@@ -197,7 +199,7 @@ def test_all_faults_are_named_and_equal_hosts_merged() -> None:
 def test_each_remedy_stays_with_its_hosts() -> None:
     there = {"others": [{"path": "/opt/python3.12", "version": "3.12.1"}]}
     faults = {"a": judged(OLD), "b": judged({**OLD, **there})}
-    assert [line.partition(":")[0] for line in suitability.lines(faults)] == ["a", "b"]
+    assert [line.partition(":")[0] for line in suitability_rules.lines(faults)] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -209,8 +211,8 @@ def test_each_remedy_stays_with_its_hosts() -> None:
     ],
 )
 def test_a_host_without_python(os_version: str, roles: list[str], kinds: list[str]) -> None:
-    needed = suitability.needs({}, roles)
-    found = suitability.without_python("debian", os_version, f"Debian {os_version}", needed)
+    needed = suitability_rules.needs({}, roles)
+    found = suitability_rules.without_python("debian", os_version, f"Debian {os_version}", needed)
     assert [fault.kind for fault in found] == kinds
 
 

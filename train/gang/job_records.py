@@ -162,7 +162,7 @@ class JobRank(ListedRank):
     seen_by: list[str]
 
 
-class Job(TypedDict):
+class MergedJob(TypedDict):
     """A job, merged from the reports of all hosts. See ``listing.merge``."""
 
     job: str

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from train.gang.errors import UserError
-from train.gang.plan.ranks import Hosts
-from train.gang.records import PlannedRank
+from train.gang.job_records import PlannedRank
+from train.gang.plan.planned_ranks import Hosts
 from train.host.records import BusyGpu, Gpu, HostFacts, is_number
 
 AUTO = "auto"
