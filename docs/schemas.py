@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from train.gang.doctor.doctor_records import Examined
-from train.gang.job_records import Load, Manifest, RankEvent, Result
-from train.host.records import Progress, RankSpec, State
+from train.gang.job_records import Load, Manifest, RankEvent, ResultRecord
+from train.host.records import Progress, RankSpec, RankState
 
 #: The file, or the line in it, that each schema describes.
 RECORDS = {
     "rank": RankSpec,
-    "state": State,
+    "state": RankState,
     "progress": Progress,
     "manifest": Manifest,
-    "result": Result,
+    "result": ResultRecord,
     "event": RankEvent,
     "load": Load,
     "doctor": Examined,

@@ -10,7 +10,7 @@ import zipfile
 from typing import Any
 
 
-class DataError(Exception):
+class UnpackingError(Exception):
     """The data are missing or wrong. The text becomes the module's ``msg``."""
 
 
@@ -18,8 +18,8 @@ def unpack(archive: str, folder: str) -> None:
     """Unpack an archive, or a .gz file, into a new folder.
 
     Raises:
-        DataError: it is not a valid archive, or a member points outside of the folder. The folder
-            is removed.
+        UnpackingError: it is not a valid archive, or a member points outside of the folder. The
+            folder is removed.
     """
     shutil.rmtree(folder, ignore_errors=True)
     os.makedirs(folder)
@@ -33,7 +33,7 @@ def unpack(archive: str, folder: str) -> None:
             unpack_tar(archive, os.path.realpath(folder))
     except Exception as error:  # the libraries raise many kinds
         shutil.rmtree(folder)
-        raise DataError(
+        raise UnpackingError(
             "%s cannot be unpacked: %s. Get another one, free space if it needs more, or have it as"
             " it is with 'unpack: false'." % (name, error)
         ) from None
@@ -60,11 +60,15 @@ def unpack_tar(archive: str, folder: str) -> None:
             elif member.isfile() or member.islnk():
                 write_file(packed.extractfile(member), path)
             else:
-                raise DataError("%s in the archive is neither file, folder nor link" % member.name)
+                raise UnpackingError(
+                    "%s in the archive is neither file, folder nor link" % member.name
+                )
     for path, member in links.items():
         inside(folder, member.name)
         if os.path.lexists(path):
-            raise DataError("%s in the archive is a link and something else, too" % member.name)
+            raise UnpackingError(
+                "%s in the archive is a link and something else, too" % member.name
+            )
         os.makedirs(os.path.dirname(path), exist_ok=True)
         os.symlink(member.linkname, path)
     for member in links.values():
@@ -75,12 +79,12 @@ def inside(folder: str, name: str) -> str:
     """Return the path of a member in the folder.
 
     Raises:
-        DataError: its name or a link leads outside of the folder.
+        UnpackingError: its name or a link leads outside of the folder.
     """
     path = os.path.normpath(os.path.join(folder, name))
     for place in (path, os.path.realpath(path)):
         if not (place + "/").startswith(folder + "/"):
-            raise DataError("%s in the archive points outside of the data's folder" % name)
+            raise UnpackingError("%s in the archive points outside of the data's folder" % name)
     return path
 
 

@@ -82,7 +82,7 @@ from typing import Any, Dict, Iterable, List
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.data_unpacking import (
-    DataError,
+    UnpackingError,
     unpack,
 )
 
@@ -132,7 +132,7 @@ def remove(folder: Path, paths: Iterable[str]) -> None:
             os.rmdir(current)
 
 
-class Data:
+class PlacedData:
     """The data of an entry, their location, and the notes from when they were placed."""
 
     def __init__(self, root: Path, entry: Dict[str, Any]) -> None:
@@ -198,14 +198,14 @@ class Data:
         return True
 
     def check_hashes(self, notes: Notes) -> None:
-        """Raise DataError if data do not have the known hashes."""
+        """Raise UnpackingError if data do not have the known hashes."""
         found = {path: note[2] for path, note in notes.items()}
         wanted = {path: sha256 for path, sha256 in self.entry.get("files", {}).items() if sha256}
         if self.entry["sha256"] and not wanted:
             wanted, found = {"the folder": self.entry["sha256"]}, {"the folder": tree_hash(notes)}
         for path, sha256 in wanted.items():
             if found[path] != sha256:
-                raise DataError(
+                raise UnpackingError(
                     f"Of {self.name}, {path} has SHA-256 {found[path]}, expected {sha256}: get it"
                     " again, or correct sha256 in training_data."
                 )
@@ -233,7 +233,7 @@ def remove_all(root: Path, dry: bool) -> Dict[str, Any]:
     if there and not dry:
         for notes in sorted(state.glob("*.json")):
             dest = json.loads(notes.read_text(encoding="utf-8"))["dest"]
-            data = Data(root, {"name": notes.stem, "dest": dest})
+            data = PlacedData(root, {"name": notes.stem, "dest": dest})
             if not dest.startswith("/"):  # mounted data stay
                 data.recover()
                 remove(data.target, data.noted)
@@ -249,7 +249,7 @@ def run(params: Dict[str, Any], dry: bool) -> Dict[str, Any]:
     root = Path(params["root"]).absolute()
     if params["state"] == "absent":
         return remove_all(root, dry)
-    data = [Data(root, entry) for entry in params["entries"]]
+    data = [PlacedData(root, entry) for entry in params["entries"]]
     if params["state"] == "checked":
         missing = {one.name: one.why_missing(params["verify"]) for one in data}
         return {
@@ -282,7 +282,7 @@ def main() -> None:
     try:
         result = run(module.params, module.check_mode)
         module.exit_json(invocation={"module_args": shown}, **result)
-    except (DataError, OSError, ValueError) as error:
+    except (UnpackingError, OSError, ValueError) as error:
         module.fail_json(msg=str(error))
 
 

@@ -180,7 +180,7 @@ _Checked = TypeVar("_Checked")
 
 
 def _checked(
-    outcome: playbooks.Outcome, action: str, check: Callable[[Any], _Checked], command: str
+    outcome: playbooks.PlaybookOutcome, action: str, check: Callable[[Any], _Checked], command: str
 ) -> dict[str, _Checked]:
     """Return what hosts reported, in order; name malformed reports and leave them out."""
     found = {}
@@ -233,7 +233,7 @@ def show_status(args: Namespace, variables: Variables) -> int:
 
 
 def _exit_code_of(
-    args: Namespace, variables: Variables, outcome: playbooks.Outcome, phases: Sequence[str]
+    args: Namespace, variables: Variables, outcome: playbooks.PlaybookOutcome, phases: Sequence[str]
 ) -> int:
     """Return the exit code of a command about a job; it depends on the ranks' phases, too."""
     code = exit_code(outcome, args.command)

@@ -99,7 +99,7 @@ def run_drill(args: Namespace, variables: Variables) -> int:
     return Exit.COMPLETED if all(row.well for row in rows) else Exit.FAILED
 
 
-def _require_idle_hosts(outcome: playbooks.Outcome) -> None:
+def _require_idle_hosts(outcome: playbooks.PlaybookOutcome) -> None:
     """Check that no job of any user runs, based on the list playbook."""
     if outcome.code:
         raise UserError("\n".join(outcome.messages))

@@ -399,7 +399,7 @@ class Job:
             else:
                 self._with_result(outcome.ended)
 
-    def _with_result(self, ended: job_records.Result) -> None:
+    def _with_result(self, ended: job_records.ResultRecord) -> None:
         """End the job with the role's decision."""
         message, why_not = ended["message"], ended["restart_reason"]
         if why_not and why_not not in message:
@@ -408,7 +408,7 @@ class Job:
         remarks = (ended.get("doubts", []), ended.get("notes", []), ended.get("strict", False))
         self._end(Result(self.name, ended["state"], message, *reported, *remarks))
 
-    def _without_result(self, outcome: playbooks.Outcome) -> None:
+    def _without_result(self, outcome: playbooks.PlaybookOutcome) -> None:
         """Handle a playbook that was refused, was killed, or lost the watch."""
         is_new = not (self._started or self._is_down)
         if not (self._started or outcome.failures or outcome.unreachable):
@@ -427,7 +427,7 @@ class Job:
             again = f"left running: attach again with `{self._command('attach')}`"
             self.result = self._result("unwatched", f"{message}\n{again}")
 
-    def _attach_once_more(self, outcome: playbooks.Outcome) -> bool:
+    def _attach_once_more(self, outcome: playbooks.PlaybookOutcome) -> bool:
         """Attach to the job again if its playbook was killed; return whether it did."""
         if outcome.failures or outcome.left_running or self._broken_off == _BROKEN_OFF:
             return False
@@ -638,7 +638,7 @@ def _of_job(
 
 def status(
     job: str = "", inventory: Inventory = None, variables: Variables | None = None
-) -> tuple[playbooks.Outcome, playbooks.ByHost]:
+) -> tuple[playbooks.PlaybookOutcome, playbooks.ByHost]:
     """Return the outcome of the status playbook and the report of each inventory host on its rank.
 
     ``more`` has further ranks if a host stands for several. Without a job, report the newest one.
@@ -651,7 +651,7 @@ def status(
 
 def stop(
     job: str, inventory: Inventory = None, variables: Variables | None = None
-) -> playbooks.Outcome:
+) -> playbooks.PlaybookOutcome:
     """End every process of a job on every host, and return the outcome of the stop playbook."""
     inventory, given = _of_job(job, inventory, variables)
     chosen = with_kept(job, given)

@@ -123,7 +123,7 @@ def show(args: Namespace, variables: Variables) -> int:
     given = with_kept(args.job, variables) | {"train_job_logs_follow": args.follow}
     if args.tail is not None:
         given["train_job_logs_lines"] = args.tail
-    shown: playbooks.Outcome | None = None  # of the last playbook that found ranks
+    shown: playbooks.PlaybookOutcome | None = None  # of the last playbook that found ranks
     deadline = float("-inf")
     with noted_interrupts() as interrupts:
         while True:
@@ -155,7 +155,7 @@ def show(args: Namespace, variables: Variables) -> int:
 
 def _show_attempt(
     inventory: Inventory, variables: Variables, printer: LogPrinter, interrupts: Sequence[int]
-) -> playbooks.Outcome | None:
+) -> playbooks.PlaybookOutcome | None:
     """Print the logs of one attempt; return None if interrupted."""
     ended = False
     with contextlib.closing(playbooks.Playbook("logs.yml", inventory, variables)) as playbook:
@@ -175,7 +175,7 @@ def _show_attempt(
     return playbook.outcome
 
 
-def _may_restart(outcome: playbooks.Outcome) -> bool:
+def _may_restart(outcome: playbooks.PlaybookOutcome) -> bool:
     """Return whether the gang failed recently or while it was followed, and may restart."""
     job = outcome.result("job_ranks")
     recent = any(

@@ -62,10 +62,10 @@ class _Help(argparse.HelpFormatter):
         super().add_usage(usage, shown, (), prefix)
 
 
-class _Parser(argparse.ArgumentParser):
+class _CommandParser(argparse.ArgumentParser):
     """A parser that knows its commands. A list of options does not hide its errors."""
 
-    commands: Mapping[str, _Parser] = {}
+    commands: Mapping[str, _CommandParser] = {}
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(formatter_class=_Help, **settings)
@@ -85,9 +85,9 @@ class _Parser(argparse.ArgumentParser):
         self.error(f"unknown option {option}" + (f": did you mean {near[0]}?" if near else ""))
 
 
-def build_parser() -> _Parser:
+def build_parser() -> _CommandParser:
     """Return the parser of the command line; ``handler`` is the command's function."""
-    parser = _Parser(
+    parser = _CommandParser(
         prog=PROGRAM,
         description="Train TensorFlow scripts on the hosts of an Ansible inventory. Use COMMAND "
         "--help for the options of a command.",
@@ -96,9 +96,9 @@ def build_parser() -> _Parser:
         "the job, which continues to run, 6 the job completed with doubts and --strict was "
         "given, 130 you left the job running",
     )
-    common = _Parser(add_help=False)
+    common = _CommandParser(add_help=False)
     ansible_options.add_options(common)
-    watching = _Parser(add_help=False, parents=[common])
+    watching = _CommandParser(add_help=False, parents=[common])
     watching.add_argument("--json", action="store_true", help="JSON lines instead of a table")
     watching.add_argument(
         "--on-interrupt",
@@ -115,7 +115,7 @@ def build_parser() -> _Parser:
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def add(
-        name: str, handler: _Handler, text: str, parent: _Parser = common
+        name: str, handler: _Handler, text: str, parent: _CommandParser = common
     ) -> Callable[..., argparse.Action]:
         """Add a command, and return the function that adds an argument to it."""
         described = f"{text[0].upper()}{text[1:]}."

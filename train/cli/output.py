@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from train.cli.playbooks import Outcome
+from train.cli.playbooks import PlaybookOutcome
 
 #: The name of this program in messages. Suggested commands are made elsewhere, with all options.
 PROGRAM = "python -m train"
@@ -54,7 +54,7 @@ def noted_interrupts() -> Iterator[list[int]]:
             signal.signal(signum, handler)
 
 
-def exit_code(outcome: Outcome, command: str) -> int:
+def exit_code(outcome: PlaybookOutcome, command: str) -> int:
     """Report the failures of a playbook and return the exit code."""
     for line in outcome.messages:
         complain(command, line)

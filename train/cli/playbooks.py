@@ -21,7 +21,7 @@ import ansible_runner
 from train.cli import suggesting
 from train.cli.ansible_options import PASSWORD_FILE, Inventory, Variables, file_of, options_of
 from train.gang import REPOSITORY, login_failures, reports, suggestions
-from train.gang.job_records import Result
+from train.gang.job_records import ResultRecord
 from train.gang.login_failures import LoginFailure
 from train.gang.scratch import Scratch
 
@@ -120,7 +120,7 @@ def last_lines_of(output: str) -> list[str]:
 
 
 @dataclass
-class Outcome:
+class PlaybookOutcome:
     """The outcome of a playbook so far."""
 
     code: int | None = None  # the exit code of ansible-playbook; None while it runs
@@ -131,7 +131,7 @@ class Outcome:
     waiting_since: float = 0.0  # when the first of them was added (monotonic clock)
     results: dict[str, ByHost] = field(default_factory=dict)  # by action
     #: The role's last report on how the job ended; another attempt may follow.
-    ended: Result | None = None
+    ended: ResultRecord | None = None
     is_down: bool = False  # an attempt has failed, and no rank of the next one has started
     # Names of started tasks, for people, and warnings, each once. Displays remove what they show.
     tasks: list[str] = field(default_factory=list)
@@ -149,7 +149,7 @@ class Outcome:
         if module == START:
             self.is_down = False
 
-    def note_end(self, ended: Result) -> None:
+    def note_end(self, ended: ResultRecord) -> None:
         """Record how an attempt or the job ended, and discard what is known about the attempt."""
         self.ended = ended
         if ended["restart"]:
@@ -203,7 +203,7 @@ class Playbook:
     ) -> None:
         options = options_of(inventory)
         self._echoes = "--verbose" in options.words
-        self.outcome = Outcome()
+        self.outcome = PlaybookOutcome()
         self._pid: int | None = None
         self._cancelled = False
         self._warned: set[str] = set()
@@ -307,7 +307,7 @@ class Playbook:
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
-    def close(self, log: Path | None = None) -> Outcome:
+    def close(self, log: Path | None = None) -> PlaybookOutcome:
         """End the playbook, but no processes on hosts, and save its output in ``log``."""
         # TERM makes ansible-playbook end its workers. ansible-runner's own cancellation leaves one
         # orphan per host.
@@ -330,7 +330,7 @@ class Playbook:
 
 def run_playbook(
     name: str, inventory: Inventory, variables: Variables, check: bool = False
-) -> Outcome:
+) -> PlaybookOutcome:
     """Run a playbook to its end. An interrupt ends it, too. For the arguments see ``Playbook``."""
     with contextlib.closing(Playbook(name, inventory, variables, check)) as playbook:
         while not playbook.wait(0.25):

@@ -20,7 +20,14 @@ from typing import Any, TypedDict, TypeVar
 from train.cli import page
 from train.cli.page import Chart
 from train.gang import lines, suggestions
-from train.gang.job_records import LOAD_DIR, Load, Manifest, Result, read_manifest, read_result
+from train.gang.job_records import (
+    LOAD_DIR,
+    Load,
+    Manifest,
+    ResultRecord,
+    read_manifest,
+    read_result,
+)
 from train.gang.watch.stragglers import rates
 from train.host import records, tail, terminal
 from train.host.records import Progress
@@ -93,12 +100,12 @@ _LONGEST = 65_536
 Curve = dict[int, tuple[float, float]]
 
 
-class Attempt(TypedDict):
+class AttemptFiles(TypedDict):
     """An attempt of a job, with the contents of its files by task."""
 
     number: int
     planned_at: float | None  # s; None if unknown
-    result: Result | None
+    result: ResultRecord | None
     steps: list[int]
     progress: dict[str, list[Progress]]
     logs: dict[str, str]  # the end of each log
@@ -123,7 +130,7 @@ def write_report(run_dir: Path) -> Path:
     )
 
 
-def read(run_dir: Path) -> tuple[Manifest, list[Attempt]]:
+def read(run_dir: Path) -> tuple[Manifest, list[AttemptFiles]]:
     """Return a job's manifest and its attempts in order; raise FileNotFoundError if missing."""
     manifest = read_manifest(run_dir)
     if manifest is None:
@@ -142,7 +149,7 @@ def read(run_dir: Path) -> tuple[Manifest, list[Attempt]]:
     for number in [*sorted(set(numbers) - {last}), last]:
         folder = run_dir if number == last else run_dir / "attempts" / str(number)
         progress = _by_task(folder.glob("progress/*.jsonl"), _read_progress)
-        attempt = Attempt(
+        attempt = AttemptFiles(
             number=number,
             planned_at=planned.get(number),
             result=read_result(folder),
@@ -188,7 +195,7 @@ def _tail(path: Path) -> str:
     return "\n".join(records.clean(line, _LOG_WIDTH) for line in last).strip("\n")
 
 
-def all_records(attempts: Iterable[Attempt]) -> Iterator[Progress]:
+def all_records(attempts: Iterable[AttemptFiles]) -> Iterator[Progress]:
     """Yield the progress records of each rank of each attempt."""
     for attempt in attempts:
         for seen in attempt["progress"].values():
@@ -210,7 +217,7 @@ def values(record: Progress) -> dict[str, float]:
     return {name: value for name, value in named.items() if isinstance(value, (int, float))}
 
 
-def _curves(attempts: Sequence[Attempt]) -> Iterator[Chart]:
+def _curves(attempts: Sequence[AttemptFiles]) -> Iterator[Chart]:
     """Yield charts of the loss, each metric and the speed over the steps."""
     charts: dict[str, _Points] = defaultdict(lambda: defaultdict(list))
     for attempt in attempts:
@@ -222,7 +229,7 @@ def _curves(attempts: Sequence[Attempt]) -> Iterator[Chart]:
         yield _chart(title, curves, "step", attempts)
 
 
-def _chart(title: str, points: _Points, x_title: str, attempts: Sequence[Attempt]) -> Chart:
+def _chart(title: str, points: _Points, x_title: str, attempts: Sequence[AttemptFiles]) -> Chart:
     """Return a chart of curves; with several attempts, those of each share a colour and name."""
     several, shown = len(attempts) > 1, set()
     named = {f"{n}, attempt {a}" if several else n: curve for (n, a), curve in points.items()}
@@ -238,14 +245,14 @@ def _chart(title: str, points: _Points, x_title: str, attempts: Sequence[Attempt
     return chart
 
 
-def _began(attempts: Sequence[Attempt]) -> float:
+def _began(attempts: Sequence[AttemptFiles]) -> float:
     """Return the time of the first record, or 0 if none has a time."""
     progress = [record["t"] for record in all_records(attempts) if "t" in record]
     load = [seen[0]["t"] for a in attempts for seen in a["load"].values() if seen]
     return min([*progress, *load], default=0.0)
 
 
-def _timeline(attempts: Sequence[Attempt]) -> Iterator[Chart]:
+def _timeline(attempts: Sequence[AttemptFiles]) -> Iterator[Chart]:
     """Yield a timeline of the ranks: one bar for each of their phases."""
     # Row, start and length of each bar, by phase.
     spans: dict[str, list[tuple[str, float, float]]] = defaultdict(list)
@@ -282,12 +289,12 @@ def _timeline(attempts: Sequence[Attempt]) -> Iterator[Chart]:
     yield chart
 
 
-def _failed(attempt: Attempt, task: str) -> bool:
+def _failed(attempt: AttemptFiles, task: str) -> bool:
     ranks = attempt["result"]["ranks"] if attempt["result"] else []
     return any(rank["task"] == task and rank["phase"] == records.FAILED for rank in ranks)
 
 
-def _step_times(attempt: Attempt) -> Iterator[Chart]:
+def _step_times(attempt: AttemptFiles) -> Iterator[Chart]:
     """Yield a chart of how each rank spends the time of a step, if the script reports it."""
     means: dict[str, dict[str, float]] = {}
     for task, seen in attempt["progress"].items():
@@ -303,7 +310,7 @@ def _step_times(attempt: Attempt) -> Iterator[Chart]:
         yield page.bars("Time per step", list(means), traces, "ms per step")
 
 
-def _loads(attempts: Sequence[Attempt]) -> Iterator[Chart]:
+def _loads(attempts: Sequence[AttemptFiles]) -> Iterator[Chart]:
     """Yield charts of the load of hosts, GPUs and ranks."""
     began = _began(attempts)
     titles = ("Cores used by each rank", "Busy cores of a rank's host, %", "Busy GPUs, %")
@@ -396,7 +403,7 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
             yield from _flat(f"{name}.{key}" if name else key, item)
 
 
-def _curve(attempts: list[Attempt], name: str) -> Curve:
+def _curve(attempts: list[AttemptFiles], name: str) -> Curve:
     """Return a value of the first rank that reports it; later attempts win where steps overlap."""
     found: Curve = {}
     began: float | None = None

@@ -106,7 +106,7 @@ class RankResult(TypedDict):
     weights_sha256: str | None
 
 
-class Result(TypedDict, total=False):
+class ResultRecord(TypedDict, total=False):
     """``result.json``: how a job ended."""
 
     version: int
@@ -200,6 +200,6 @@ def staged(manifest: Manifest) -> Manifest:
     return {**manifest, "attempts": [*earlier, {**last, "staged": True}]}
 
 
-def read_result(run_dir: Path) -> Result | None:
+def read_result(run_dir: Path) -> ResultRecord | None:
     """Return the result from a job's folder on the control node, or None if there is none."""
-    return cast("Result | None", records.read_json(str(run_dir / RESULT_FILE)))
+    return cast("ResultRecord | None", records.read_json(str(run_dir / RESULT_FILE)))

@@ -35,7 +35,7 @@ class LeasingError(Exception):
     """The job cannot get its leases. The message is for the user."""
 
 
-class StoppedError(Exception):
+class JobStoppedError(Exception):
     """The job was stopped while it waited. The message is text to follow its name."""
 
 
@@ -77,7 +77,7 @@ class Waiting:
         """Lease everything, after waiting at most ``limit`` seconds for other jobs.
 
         ``stage`` then takes over the leases. Raise LeasingError if it took too long or a host is
-        unreachable, StoppedError if the job was stopped. Nothing is leased then.
+        unreachable, JobStoppedError if the job was stopped. Nothing is leased then.
         """
         deadline = time.monotonic() + limit
         do = "queue"
@@ -95,18 +95,18 @@ class Waiting:
                     waited = f"gave up after {limit:g} s (train_job_queue_timeout)"
                     raise LeasingError(f"{named}; {waited}")
         except BaseException:
-            with contextlib.suppress(LeasingError, StoppedError):
+            with contextlib.suppress(LeasingError, JobStoppedError):
                 self._all("give_back")
             raise
 
     def _all(self, do: str, seconds: float = 0.0) -> dict[str, str]:
         """Return and show the blockers at each host. Raise LeasingError if a host is unresponsive,
-        StoppedError if the job was stopped.
+        JobStoppedError if the job was stopped.
         """
         began, answers, ways = time.monotonic(), self._answers(do, seconds), {}
         known = [answer for answer in answers.values() if not isinstance(answer, Exception)]
         if stops := _lines([answer["stopped"] for answer in known if answer.get("stopped")]):
-            raise StoppedError(stops[0])
+            raise JobStoppedError(stops[0])
         for host, answer in answers.items():
             if isinstance(answer, Exception):
                 since = self._silent.setdefault(host, began)

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints, is_typedd
 
 from train.gang import cause_names
 from train.host import ends, environments, probe, records
-from train.host.load import Facts, Gpu
+from train.host.load import Facts, GpuLoad
 from train.host.ranks import ABSENT
 
 #: Limits of any report.
@@ -275,14 +275,16 @@ update = record(
     records.Update, None, state=_STATE, load=bounded, **dict.fromkeys((*FILES, "last"), chunk())
 )
 #: The load in an update, as far as it is stored.
-load = record(Facts, {"t"}, nice=integer(-20, 19), gpus=items(record(Gpu), MAX_GPUS))
+load = record(Facts, {"t"}, nice=integer(-20, 19), gpus=items(record(GpuLoad), MAX_GPUS))
 #: A rank as ``host.ranks.identify`` returns it.
 rank = record(records.RankInfo)
 _LISTED = record(records.ListedJob)
 #: The report of ``check_host`` about its host.
 facts = record(records.HostFacts)
 #: The report of ``describe_environment``.
-described = fields({"environment": record(records.Environment)}, nullable=("environment",))
+described = fields(
+    {"environment": record(records.TensorFlowEnvironment)}, nullable=("environment",)
+)
 #: The report of ``state`` about a rank.
 seen = fields(
     {"state": _STATE, "last_line": text(), "progress": records.check_progress, "rank": rank},

@@ -17,7 +17,7 @@ from typing import Any
 from train.gang import connections, login_failures, reports
 from train.gang.connections import Args
 from train.gang.errors import UnreachableError, UserError
-from train.gang.job_records import Manifest, Result
+from train.gang.job_records import Manifest, ResultRecord
 from train.gang.plan import placement
 from train.gang.run_folders import read_manifest
 from train.gang.watch import causes, journal, watching
@@ -42,7 +42,7 @@ _END_S = 15.0
 Ask = Callable[[str], str]
 
 
-class Hosts:
+class AwaitedHosts:
     """Asks hosts repeatedly, each in its own thread, whether they answer and whether the job was
     stopped there.
     """
@@ -113,7 +113,7 @@ def await_restart(play: connections.Play, args: Args) -> Returned:
     names = [host for hosts in groups.values() for host in hosts]
     if not is_retry:  # lost hosts would only delay the others
         names = [host for host in names if host not in args["lost_hosts"]] if pause else []
-    hosts = Hosts(names, lambda host: _ask(play, manifest, run_dir.name, host))
+    hosts = AwaitedHosts(names, lambda host: _ask(play, manifest, run_dir.name, host))
     due, is_patient = time.monotonic() + pause, True
     try:
         while not hosts.stopped:
@@ -238,6 +238,6 @@ def _stopped(play: connections.Play, run_dir: Path, metrics_dir: str, how: str) 
 
 def _ended(play: connections.Play, run_dir: Path, metrics_dir: str) -> Returned:
     """Return the job's end from ``result.json``, and send the notifications."""
-    result: Result | None = causes.last_result(run_dir)
+    result: ResultRecord | None = causes.last_result(run_dir)
     warnings = watching.notify_end(play, run_dir, metrics_dir)
     return {"job": run_dir.name, "then": END, "result": result, "warnings": warnings}

@@ -32,7 +32,7 @@ def lease(play: connections.Play, args: Args) -> dict[str, object]:
     waiting = leasing.Waiting(requests, ask, connections.say, note, limit)
     try:
         waiting.take(float(args["wait"]))
-    except leasing.StoppedError as error:
+    except leasing.JobStoppedError as error:
         withdrawal.withdraw(run_dir, int(manifest["attempt"]))
         message = f"nothing was started: the job {error}"
         return {"failed": True, "msg": message, "stopped": str(error)}

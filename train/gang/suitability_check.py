@@ -17,7 +17,7 @@ from train.gang import REPOSITORY, connections, login_failures, reports, suitabi
 from train.gang.connections import Args, Returned
 from train.gang.errors import UnreachableError
 from train.gang.login_failures import LoginFailure
-from train.gang.suitability_rules import Fault, Needs
+from train.gang.suitability_rules import HostFault, Needs
 from train.host.records import Suitability
 
 _INTERPRETER = "ansible_python_interpreter"
@@ -92,7 +92,7 @@ def judge(play: connections.Play, args: Args) -> Returned:
         ``lines``, each fault with its hosts; ``left_out``, the same plus the unreachable
         hosts.
     """
-    faults: dict[str, list[Fault]] = {}
+    faults: dict[str, list[HostFault]] = {}
     unreachable: dict[str, LoginFailure] = {}
     for member in args["members"]:
         host = str(member["name"])
@@ -114,7 +114,7 @@ def judge(play: connections.Play, args: Args) -> Returned:
     }
 
 
-def _judged(answer: Mapping[str, Any], needed: Needs) -> list[Fault]:
+def _judged(answer: Mapping[str, Any], needed: Needs) -> list[HostFault]:
     if "os" in answer:
         names = _OS(answer["os"])
         return suitability_rules.without_python(**names, needed=needed)

@@ -55,7 +55,7 @@ _PYTHON_OF_UV = "~/.local/bin/python{version}"
 _SUGGESTED = "3.12"
 
 
-class Fault(NamedTuple):
+class HostFault(NamedTuple):
     """Why a host cannot be used for TensorFlow, with a remedy."""
 
     kind: str
@@ -185,17 +185,17 @@ def needs(values: Mapping[str, Any], roles: Collection[str]) -> Needs:
     return Needs({name: values.get(name, defaults[name]) for name in VARIABLES}, roles)
 
 
-def judge(facts: Suitability, needed: Needs) -> list[Fault]:
+def judge(facts: Suitability, needed: Needs) -> list[HostFault]:
     """Return the faults that prevent an installation of TensorFlow on a host."""
     return [*_machine(facts, needed), *_python(facts, needed), *folder_faults(facts, needed)]
 
 
-def _machine(facts: Suitability, needed: Needs) -> Iterator[Fault]:
+def _machine(facts: Suitability, needed: Needs) -> Iterator[HostFault]:
     if needed.is_own_lock:
         return
     machines = _role()["__tensorflow_machines"]
     if facts["machine"] not in machines:
-        yield Fault(
+        yield HostFault(
             "architecture",
             f"the locked TensorFlow has no build for the architecture {facts['machine']}",
             " or ".join(machines),
@@ -203,7 +203,7 @@ def _machine(facts: Suitability, needed: Needs) -> Iterator[Fault]:
             "architecture (roles/tensorflow/README.md, Another version)",
         )
     elif not facts["has_avx"]:
-        yield Fault(
+        yield HostFault(
             "no-avx",
             "the processor lacks AVX, which TensorFlow requires",
             "a processor with AVX",
@@ -219,7 +219,7 @@ def _machine(facts: Suitability, needed: Needs) -> Iterator[Fault]:
         if name == "glibc":
             sentence = f"the C library {facts['glibc']} is too old for the locked TensorFlow"
         remedy = "use a newer distribution with glibc, such as Debian 12 or Ubuntu 22.04"
-        yield Fault("c-library", sentence, f"glibc {least} or newer", remedy)
+        yield HostFault("c-library", sentence, f"glibc {least} or newer", remedy)
 
 
 def numbers(version: str) -> tuple[int, ...]:
@@ -227,7 +227,7 @@ def numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"[0-9]+", version)[:2])
 
 
-def _python(facts: Suitability, needed: Needs) -> Iterator[Fault]:
+def _python(facts: Suitability, needed: Needs) -> Iterator[HostFault]:
     command = str(needed.values["tensorflow_python"])
     oldest, newest = needed.supported
     expected = f"Python {oldest} to {newest}"
@@ -237,27 +237,29 @@ def _python(facts: Suitability, needed: Needs) -> Iterator[Fault]:
     if numbers(facts["host_python"]) < numbers(_HOST_PYTHON):
         sentence = f"Python {facts['host_python']}, which Ansible uses, is too old for its modules"
         also = f"also set ansible_python_interpreter to a newer Python: {remedy}"
-        yield Fault("host-python-too-old", sentence, f"Python {_HOST_PYTHON} or newer", also)
+        yield HostFault("host-python-too-old", sentence, f"Python {_HOST_PYTHON} or newer", also)
     if facts["python_error"]:
         if not needed.prepares_package(facts, command):
             sentence = f"{facts['python_error']} (tensorflow_python){other}"
-            yield Fault("no-python", sentence, expected, remedy)
+            yield HostFault("no-python", sentence, expected, remedy)
         return
     version, where = facts["python_version"], facts["interpreter"]
     if numbers(version) < numbers(oldest):
         sentence = f"Python {version} ({where}) is too old for the locked TensorFlow{other}"
-        yield Fault("python-too-old", sentence, expected, remedy)
+        yield HostFault("python-too-old", sentence, expected, remedy)
     elif numbers(version) > numbers(newest):
         sentence = f"Python {version} ({where}) is too new for the locked TensorFlow{other}"
-        yield Fault("python-too-new", sentence, expected, remedy)
+        yield HostFault("python-too-new", sentence, expected, remedy)
     elif facts["implementation"] != "cpython" or facts["free_threaded"] or facts["bits"] != 64:
         name = "free-threaded" if facts["free_threaded"] else f"{facts['bits']}-bit"
         build = facts["implementation"] if facts["implementation"] != "cpython" else name
         sentence = f"the Python at {where} is {build}, and TensorFlow has no build for it{other}"
-        yield Fault("python-build", sentence, f"the usual 64-bit {expected}", remedy)
+        yield HostFault("python-build", sentence, f"the usual 64-bit {expected}", remedy)
     elif not facts["has_venv"] and not needed.prepares_package(facts, command):
         sentence = f"the Python at {where} lacks the module venv{other}"
-        yield Fault("no-venv", sentence, "Python with the module venv", _venv_remedy(facts, remedy))
+        yield HostFault(
+            "no-venv", sentence, "Python with the module venv", _venv_remedy(facts, remedy)
+        )
 
 
 def _venv_remedy(facts: Suitability, otherwise: str) -> str:
@@ -311,7 +313,7 @@ def _remedy_without_package(facts: Suitability, version: str) -> str:
     return remedy
 
 
-def folder_faults(facts: Suitability, needed: Needs) -> Iterator[Fault]:
+def folder_faults(facts: Suitability, needed: Needs) -> Iterator[HostFault]:
     """Yield the faults of the environments' folder."""
     root, parent, point = facts["root"], facts["parent"], facts["mount_point"]
     choose = "set tensorflow_root, train_job_root and train_job_python to another folder"
@@ -320,7 +322,7 @@ def folder_faults(facts: Suitability, needed: Needs) -> Iterator[Fault]:
     if facts["obstacle"]:
         sentence = f"{facts['obstacle']} is in the way: it is a file or a broken link"
         remedy = f"move it away, or {choose}"
-        yield Fault("obstacle", sentence, "a folder, or nothing", remedy)
+        yield HostFault("obstacle", sentence, "a folder, or nothing", remedy)
         return
     is_read_only = "ro" in facts["mount_options"].split(",")
     if facts["write_error"] and (is_read_only or not needed.prepares_folder()):
@@ -330,15 +332,15 @@ def folder_faults(facts: Suitability, needed: Needs) -> Iterator[Fault]:
         )
         if is_read_only:
             remedy = f"run there: `sudo mount -o remount,rw {shlex.quote(point)}`"
-        yield Fault("not-writable", sentence, "a writable folder", f"{remedy}, or {choose}")
+        yield HostFault("not-writable", sentence, "a writable folder", f"{remedy}, or {choose}")
     if facts["is_noexec"]:
         sentence = suitability.NOEXEC % (point, root)
         remedy = suitability.NOEXEC_REMEDY % shlex.quote(point)
-        yield Fault("noexec", sentence, "a filesystem without noexec", remedy)
+        yield HostFault("noexec", sentence, "a filesystem without noexec", remedy)
     variant = needed.variant(facts)
     need = needed.space_mb(variant)
     if not facts["is_installed"] and not needed.is_own_lock and facts["free_mb"] < need:
-        yield Fault(
+        yield HostFault(
             "no-space",
             f"not enough space for TensorFlow ({variant}) on the filesystem of {parent}",
             f"{need} MB free",
@@ -348,7 +350,7 @@ def folder_faults(facts: Suitability, needed: Needs) -> Iterator[Fault]:
         )
 
 
-def without_python(os_id: str, os_version: str, os_name: str, needed: Needs) -> list[Fault]:
+def without_python(os_id: str, os_version: str, os_name: str, needed: Needs) -> list[HostFault]:
     """Return the faults of a host that has no Python at all.
 
     The role training_host installs the distribution's Python, which may be too old.
@@ -360,27 +362,27 @@ def without_python(os_id: str, os_version: str, os_name: str, needed: Needs) -> 
         sentence = f"Python is missing, and the version in {os_name} ({version}) is too old"
         facts: Any = {"others": [], "os_id": os_id, "os_version": os_version, "os_name": os_name}
         remedy = _remedy_without_package(facts, _version(oldest, newest))
-        return [Fault("python-too-old", sentence, expected, remedy)]
+        return [HostFault("python-too-old", sentence, expected, remedy)]
     if PREPARES in needed.roles:
         return []
     known = login_failures.KINDS["no-python"]
-    return [Fault("no-python", known.sentence, expected, known.remedy)]
+    return [HostFault("no-python", known.sentence, expected, known.remedy)]
 
 
-def lines(faults: Mapping[str, Sequence[Fault]]) -> list[str]:
+def lines(faults: Mapping[str, Sequence[HostFault]]) -> list[str]:
     """Return a text for each fault, with its hosts and the first host's remedy.
 
     Args:
         faults: by inventory host.
     """
-    groups: dict[tuple[str, str], dict[str, Fault]] = {}
+    groups: dict[tuple[str, str], dict[str, HostFault]] = {}
     for host in sorted(faults, key=login_failures.natural):
         for fault in faults[host]:
             groups.setdefault((fault.kind, fault.sentence), {})[host] = fault
     return [_line(group) for group in groups.values()]
 
 
-def _line(group: Mapping[str, Fault]) -> str:
+def _line(group: Mapping[str, HostFault]) -> str:
     first = next(iter(group.values()))
     measured = [fault.measured for fault in group.values()]
     if len(group) > 1 and first.measured:

@@ -5,7 +5,7 @@ from typing import Any, Dict, Mapping
 #: The arguments of a call, described in its function.
 Params = Mapping[str, Any]
 #: Values that the call adds to the result of its task.
-Result = Dict[str, Any]
+CallResult = Dict[str, Any]
 
 
 class CallError(Exception):

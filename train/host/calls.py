@@ -14,11 +14,11 @@ import time
 from typing import Callable, List
 
 from . import console, leases, processes, ranks, records, tail
-from .call_types import CallError, Params, Result
+from .call_types import CallError, CallResult, Params
 from .masking import Mask
 
 
-def state(params: Params) -> Result:
+def state(params: Params) -> CallResult:
     """Return the state of a rank on this host.
 
     The result has ``rank`` (records.RankInfo or None), ``state`` (see ranks.observe), the last
@@ -45,7 +45,7 @@ def _find(params: Params) -> List[str]:
     return ranks.find(root, params["host"], job, beside, names)
 
 
-def _state_of(rank_dir: str) -> Result:
+def _state_of(rank_dir: str) -> CallResult:
     """Return the state of the rank in a folder, see ``state``."""
     progress: records.Progress = {}
     for record in ranks.progress(rank_dir):
@@ -60,7 +60,7 @@ def _state_of(rank_dir: str) -> Result:
     }
 
 
-def stop(params: Params) -> Result:
+def stop(params: Params) -> CallResult:
     """End every process of a rank (SIGTERM, grace period, SIGKILL) and return a ``stop_report``.
 
     See ranks.stop. Raise CallError if anything of the rank is left. ``more`` has the reports of
@@ -104,7 +104,7 @@ def stop(params: Params) -> Result:
     return result
 
 
-def stop_request(params: Params) -> Result:
+def stop_request(params: Params) -> CallResult:
     """Return how a job was permanently stopped on this host.
 
     ``stopped`` is text to follow the job's name, or empty if the job was not stopped.
@@ -206,17 +206,17 @@ CALLS = {
 }
 
 
-def find(call: str) -> Callable[[Params], Result]:
+def find(call: str) -> Callable[[Params], CallResult]:
     """Return the function of a call. Raise KeyError if there is no such call."""
     module, _, name = CALLS[call].partition(".")
-    found: Callable[[Params], Result]
+    found: Callable[[Params], CallResult]
     found = getattr(importlib.import_module("." + module, __package__), name)
     return found
 
 
 def main(params: Params) -> None:
     """Run the call in ``params``, print its result as JSON, and exit (with 1 if it failed)."""
-    result: Result = {"changed": False}
+    result: CallResult = {"changed": False}
     try:
         result.update(find(params["call"])(params))
     except CallError as error:

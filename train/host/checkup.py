@@ -32,7 +32,7 @@ from . import (
     records,
     suitability,
 )
-from .call_types import Params, Result
+from .call_types import CallResult, Params
 from .processes import read_text
 from .threads import ask_all
 
@@ -140,7 +140,7 @@ class Checkup(TypedDict):
     xid: List[str]
 
 
-def check(params: Params) -> Result:
+def check(params: Params) -> CallResult:
     """Return a ``checkup`` of this host.
 
     Args:
@@ -176,7 +176,7 @@ def _field(text: str, name: str) -> str:
     return found.group(1).strip() if found else ""
 
 
-def _system() -> Result:
+def _system() -> CallResult:
     cpus = read_text("/proc/cpuinfo")
     clocksource = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
     interfaces = {}
@@ -212,7 +212,7 @@ def _address_of(interface: str) -> str:
     return ""
 
 
-def _limits() -> Result:
+def _limits() -> CallResult:
     memory = read_text("/proc/meminfo")
 
     def mib(name: str) -> int:
@@ -240,7 +240,7 @@ def _memory_limit(memory: int) -> int:
     return min((limit for limit in limits if limit < memory), default=0)
 
 
-def _disk(root: str, full: bool) -> Result:
+def _disk(root: str, full: bool) -> CallResult:
     parent = preflight.existing(root)
     found = {"free": shutil.disk_usage(parent).free >> 20, "write_error": "", "write_rate": 0.0}
     try:
@@ -257,7 +257,7 @@ def _disk(root: str, full: bool) -> Result:
     return found
 
 
-def _names(names: List[str]) -> Result:
+def _names(names: List[str]) -> CallResult:
     def resolve(name: str) -> List[str]:
         places = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
         return sorted({str(place[4][0]) for place in places})
@@ -268,7 +268,7 @@ def _names(names: List[str]) -> Result:
     return {"resolved": {name: known.get(name, []) for name in names}, "own": own}
 
 
-def _jobs(port: int, lease_dir: str) -> Result:
+def _jobs(port: int, lease_dir: str) -> CallResult:
     running, leftovers, of_job = set(), [], False
     for pid, rank_dir in processes.marked(records.ENV_RANK_DIR):
         if not os.path.isabs(rank_dir):
@@ -293,8 +293,8 @@ def _jobs(port: int, lease_dir: str) -> Result:
     }
 
 
-def _environment(python: str, full: bool) -> Result:
-    found: Result = {"python_error": "", "packages": {}, "imported": {}}
+def _environment(python: str, full: bool) -> CallResult:
+    found: CallResult = {"python_error": "", "packages": {}, "imported": {}}
     if not os.access(python, os.X_OK):
         found["python_error"] = "no such interpreter: %s" % python
         return found
@@ -329,8 +329,8 @@ def _import(python: str) -> Imported:
     return found
 
 
-def _gpus(lease_dir: str) -> Result:
-    found: Result = {"gpus": [], "gpu_error": "", "gpu_processes": [], "xid": []}
+def _gpus(lease_dir: str) -> CallResult:
+    found: CallResult = {"gpus": [], "gpu_error": "", "gpu_processes": [], "xid": []}
     try:
         found["gpus"], found["gpu_error"] = gpus.query(_GPU_FIELDS, SMI_S)
         foreign = preflight.foreign_processes(gpus.list_gpus(), leases.holders(lease_dir))
@@ -347,7 +347,7 @@ def _gpus(lease_dir: str) -> Result:
     return found
 
 
-def _speed() -> Result:
+def _speed() -> CallResult:
     before, began = _cpu_times(), time.monotonic()
     time.sleep(SAMPLE_S)
     after, took = _cpu_times(), time.monotonic() - began

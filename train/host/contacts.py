@@ -32,7 +32,7 @@ _LOOKS_WITHOUT_STEPS = 20
 _RARELY = 10.0
 
 
-class Connection(NamedTuple):
+class TcpConnection(NamedTuple):
     """A line of /proc/net/tcp; addresses are packed."""
 
     local: bytes
@@ -50,7 +50,7 @@ def _packed(text: str) -> bytes:
     return data[12:] if data.startswith(_MAPPED) else data
 
 
-def connections(*states: str) -> List[Connection]:
+def connections(*states: str) -> List[TcpConnection]:
     """Return the TCP connections of this host in some of the kernel's states."""
     found = []
     for table in ("net/tcp", "net/tcp6"):
@@ -60,7 +60,7 @@ def connections(*states: str) -> List[Connection]:
                 local, _, local_port = fields[1].partition(":")
                 remote, _, remote_port = fields[2].partition(":")
                 ends = (_packed(local), int(local_port, 16), _packed(remote), int(remote_port, 16))
-                found.append(Connection(*ends, fields[9]))
+                found.append(TcpConnection(*ends, fields[9]))
     return found
 
 
@@ -176,11 +176,11 @@ class Contacts:
             return False
         own = {path for pid in pids() for path in processes.opened(pid)}
 
-        def is_own(connection: Connection) -> bool:
+        def is_own(connection: TcpConnection) -> bool:
             return "socket:[%s]" % connection.inode in own
 
         # Within this machine, both ends are listed.
-        ends: Dict[Any, Connection] = {(*c[:2], *c[2:4]): c for c in everything}
+        ends: Dict[Any, TcpConnection] = {(*c[:2], *c[2:4]): c for c in everything}
         for one in filter(is_own, wanted):
             other = ends.get((one.remote, one.remote_port, one.local, one.local_port))
             if other is None or not is_own(other):

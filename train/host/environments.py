@@ -47,7 +47,7 @@ def tensorflow(python: str) -> TensorFlow:
     return TensorFlow(None, True)
 
 
-def described(python: str) -> Optional[records.Environment]:
+def described(python: str) -> Optional[records.TensorFlowEnvironment]:
     """Return the environment of an interpreter if the role tensorflow can add packages to it.
 
     None if the role did not create it, or if it is itself an environment with added packages.

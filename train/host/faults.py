@@ -11,7 +11,7 @@ import time
 from typing import Callable, List, Tuple
 
 from . import processes, ranks, records
-from .call_types import CallError, Params, Result
+from .call_types import CallError, CallResult, Params
 from .processes import read_text
 
 KILL = "kill"
@@ -33,7 +33,7 @@ class FaultError(Exception):
     """The fault cannot be injected; the message names the requirement."""
 
 
-def inject_fault(params: Params) -> Result:
+def inject_fault(params: Params) -> CallResult:
     """Inject a fault of a drill. Return its ``delay``, or the reason in ``skipped_because``."""
     job = str(params["job"])
     if not job.startswith("drill-"):
@@ -48,7 +48,7 @@ def inject_fault(params: Params) -> Result:
     return {"changed": True, "skipped_because": "", "delay": delay}
 
 
-def inject(fault: str, state: records.State, seconds: float) -> float:
+def inject(fault: str, state: records.RankState, seconds: float) -> float:
     """Inject ``fault`` into the rank with this ``state.json``, or into its host.
 
     Return the seconds until it begins. Raise FaultError if it needs root or a missing program.

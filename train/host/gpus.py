@@ -29,7 +29,7 @@ _GPU = re.compile(r"GPU ([0-9]+): .*\(UUID: (GPU-[^)]+)\)")
 _INSTANCE = re.compile(r"\s+MIG .*\(UUID: (MIG-[^)]+)\)")
 
 
-class Process(TypedDict):
+class GpuProcess(TypedDict):
     """A process that computes on a GPU."""
 
     uuid: str  # may be the UUID of the GPU if an instance is in use
@@ -93,14 +93,14 @@ def query(fields: Iterable[str], limit: float) -> Tuple[List[Dict[str, str]], st
     return found, others
 
 
-def processes_on(uuids: Collection[str], limit: float = LIMIT_S) -> List[Process]:
+def processes_on(uuids: Collection[str], limit: float = LIMIT_S) -> List[GpuProcess]:
     """Return the processes that compute on GPUs or MIG instances, as the driver lists them.
 
     In a container, the driver lists few or none, with the machine's pids. Programs that only draw
     and the server that shares a GPU among programs (MPS) are not included. Raise GpuError if
     nvidia-smi fails.
     """
-    found: List[Process] = []
+    found: List[GpuProcess] = []
     fields = "gpu_uuid,pid,used_memory,process_name"
     for line in ask("--query-compute-apps=" + fields, *_AS_CSV, limit=limit) if uuids else ():
         values = [value.strip() for value in line.split(",", 3)]
@@ -109,11 +109,13 @@ def processes_on(uuids: Collection[str], limit: float = LIMIT_S) -> List[Process
         if os.path.basename(values[3]).startswith(_MPS):
             continue
         memory = int(values[2]) if records.is_number(values[2]) else None
-        found.append(Process(uuid=values[0], pid=int(values[1]), name=values[3], memory_mb=memory))
+        found.append(
+            GpuProcess(uuid=values[0], pid=int(values[1]), name=values[3], memory_mb=memory)
+        )
     return found
 
 
-def describe(process: Process) -> str:
+def describe(process: GpuProcess) -> str:
     """Return a description of a process and its owner."""
     pid, words, owner = process["pid"], "", ""
     if _sees_all():

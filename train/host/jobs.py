@@ -11,7 +11,7 @@ from collections import Counter
 from typing import Dict, List, Optional, Sequence, Set, cast
 
 from . import environments, leases, processes, ranks, records, tail
-from .call_types import CallError, Params, Result
+from .call_types import CallError, CallResult, Params
 
 #: Seconds after its last activity in which a job is not removed, because it may be about to start
 #: or to be restarted, or its results may be in transfer to the control node.
@@ -44,7 +44,7 @@ def list_jobs(
     return found
 
 
-def list_here(params: Params) -> Result:
+def list_here(params: Params) -> CallResult:
     """Return the ``jobs`` on this host, and descriptions of all users' ``leases``.
 
     Args:
@@ -93,7 +93,7 @@ def _rank(
     }
 
 
-def _idle(rank_dir: str, state: records.State) -> float:
+def _idle(rank_dir: str, state: records.RankState) -> float:
     """Return the seconds since a rank's end, or else since the last change of its files."""
     names = (records.RANK_FILE, records.STATE_FILE, records.LOG_FILE, records.PROGRESS_FILE)
     times = [state.get("ended_at") or 0.0]
@@ -185,7 +185,7 @@ def _last_change(rank: records.ListedRank) -> str:
     return "%s %s ago" % (verb, ago)
 
 
-def remove(params: Params) -> Result:
+def remove(params: Params) -> CallResult:
     """Remove the folders of ended ``jobs`` under ``root``, and packages that only they used.
 
     Links are not followed. Return ``removed`` (``job`` and ``size`` in bytes of each) and ``kept``,

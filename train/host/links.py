@@ -20,7 +20,7 @@ import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple, TypedDict
 
 from . import processes
-from .call_types import Params, Result
+from .call_types import CallResult, Params
 from .probe import REFUSED, connect
 
 #: Time limits in seconds: for a connection; for a silent peer, for one that may not have begun yet,
@@ -294,7 +294,7 @@ def _counts(connection: socket.socket) -> Dict[str, int]:
     return {name: struct.unpack_from(kind, info, at)[0] for name, (kind, at) in places.items()}
 
 
-def measure(params: Params) -> Result:
+def measure(params: Params) -> CallResult:
     """Measure the paths to this host's peers and return ``links`` by peer, see ``Link``.
 
     Args:

@@ -50,10 +50,10 @@ class Facts(TypedDict, total=False):
     cpu_pressure: float  # percentage of the last 10 s in which a process waited for a core
     tcp_sent: int  # TCP segments that the host (its network namespace) sent, and
     tcp_resent: int  # those that it retransmitted
-    gpus: List[Gpu]  # the GPUs that the process may use
+    gpus: List[GpuLoad]  # the GPUs that the process may use
 
 
-class Gpu(TypedDict):
+class GpuLoad(TypedDict):
     """The current state of a GPU from nvidia-smi."""
 
     index: int
@@ -186,7 +186,7 @@ def _network(pid: int, group: Dict[int, List[str]]) -> Facts:
     return {"tcp_sent": int(counts["OutSegs"]), "tcp_resent": int(counts["RetransSegs"])}
 
 
-def _gpus(pid: int, group: Dict[int, List[str]], folder: str) -> List[Gpu]:
+def _gpus(pid: int, group: Dict[int, List[str]], folder: str) -> List[GpuLoad]:
     """Return the state of the GPUs that the process may use, from nvidia-smi."""
     opened = (path for member in group for path in processes.opened(member))
     if gpus.nvidia_smi() is None or not any(re.match(r"/dev/nvidia[0-9]", path) for path in opened):
@@ -214,7 +214,7 @@ def _gpus(pid: int, group: Dict[int, List[str]], folder: str) -> List[Gpu]:
     return [gpu for gpu in found if str(gpu["index"]) in names or gpu["uuid"] in names]
 
 
-def _parse(line: str) -> Optional[Gpu]:
+def _parse(line: str) -> Optional[GpuLoad]:
     """Return the GPU in a line of GPU_FILE; None if a value is missing, such as ``[N/A]``."""
     words = line.split(",")
     try:

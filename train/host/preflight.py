@@ -11,7 +11,7 @@ import time
 from typing import Any, Dict, List, Tuple
 
 from . import environments, gpus, leases, processes, ranks, records, suitability
-from .call_types import CallError, Params, Result
+from .call_types import CallError, CallResult, Params
 from .suggested import suggest
 
 #: Seconds after which the driver no longer lists an ended process.
@@ -114,7 +114,7 @@ def leased_gpus(job: str, held: List[leases.Entry], wait: float) -> Dict[str, re
 
 def foreign_processes(
     found: List[records.Gpu], held: List[leases.Entry]
-) -> List[Tuple[gpus.Process, str]]:
+) -> List[Tuple[gpus.GpuProcess, str]]:
     """Return the processes on GPUs that no job has leased, each with a description."""
     leased = {lease["resource"].rpartition("/")[2] for lease in held}
     free = []
@@ -178,7 +178,7 @@ def lacks_firewall() -> bool:
     return done.stdout.strip() in ("inactive", "failed")
 
 
-def check(params: Params) -> Result:
+def check(params: Params) -> CallResult:
     """Check this host for a rank. Raise CallError if a rank cannot start on it.
 
     Return ``host`` (records.HostFacts), ``lacks_tensorflow``, the ``ranks`` of an earlier attempt

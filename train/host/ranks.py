@@ -40,14 +40,14 @@ _OF_ATTEMPT = (
 )
 
 
-def observe(rank_dir: str) -> records.State:
+def observe(rank_dir: str) -> records.RankState:
     """Return the rank's ``state.json``, corrected by the processes that really run.
 
     A rank that is alive in the file but whose supervisor is gone has failed. ``frozen`` means that
     the script was stopped by a signal.
     """
     try:
-        state = cast(Optional[records.State], records.read_json(_state_file(rank_dir)))
+        state = cast(Optional[records.RankState], records.read_json(_state_file(rank_dir)))
     except ValueError as error:
         reason = "has an unreadable state: %s" % error
         return {"phase": records.FAILED, "cause": ends.SUPERVISOR, "reason": reason}
@@ -69,7 +69,7 @@ def observe(rank_dir: str) -> records.State:
     return state
 
 
-def reported(rank_dir: str) -> records.State:
+def reported(rank_dir: str) -> records.RankState:
     """Return the state of a rank as commands report it, see ``observe``.
 
     A staged rank without a state counts as starting while its lease is valid, and as failed after
@@ -80,7 +80,7 @@ def reported(rank_dir: str) -> records.State:
     if state["phase"] != ABSENT or not spec:
         return state
     age = time.time() - os.stat(os.path.join(rank_dir, records.RANK_FILE)).st_mtime
-    about: records.State = {"phase": records.FAILED, "attempt": spec.get("attempt", 1)}
+    about: records.RankState = {"phase": records.FAILED, "attempt": spec.get("attempt", 1)}
     if age < leases.seconds_until_start(spec):
         about["phase"] = records.STARTING
         return {**about, "reason": "was prepared %.0f s ago but has not started yet" % age}
@@ -89,7 +89,7 @@ def reported(rank_dir: str) -> records.State:
 
 def write_unstarted(rank_dir: str, spec: records.RankSpec, reason: str) -> None:
     """Write the state of a staged rank that will not be started."""
-    state: records.State = {
+    state: records.RankState = {
         "version": records.FORMAT_VERSION,
         "job": spec["job"],
         "task": spec["task"],
@@ -104,9 +104,9 @@ def write_unstarted(rank_dir: str, spec: records.RankSpec, reason: str) -> None:
     write_state(rank_dir, state)
 
 
-def noted(rank_dir: str) -> records.State:
+def noted(rank_dir: str) -> records.RankState:
     """Return the rank's ``state.json`` as it is; empty if it is missing or truncated."""
-    return cast(records.State, records.read_whole(_state_file(rank_dir)) or {})
+    return cast(records.RankState, records.read_whole(_state_file(rank_dir)) or {})
 
 
 def specification(rank_dir: str) -> records.RankSpec:
@@ -166,7 +166,7 @@ def _write_at_last(path: str, *arguments: Any) -> None:
         records.write_json(path, *arguments)
 
 
-def write_state(rank_dir: str, state: records.State) -> None:
+def write_state(rank_dir: str, state: records.RankState) -> None:
     """Write a rank's ``state.json``; errors are only noted, because the rank does not need it."""
     # The reserved space is for the end, because an active script would fill it again.
     write = _write_at_last if state["phase"] in records.FINAL_PHASES else records.write_json
@@ -198,7 +198,7 @@ def progress(rank_dir: str) -> List[records.Progress]:
     return records.parse_progress(text.decode(errors="replace"))
 
 
-def orphaned(rank_dir: str, state: records.State) -> records.State:
+def orphaned(rank_dir: str, state: records.RankState) -> records.RankState:
     """Return the last state of a rank whose supervisor was killed or has failed."""
     cause, what = ends.SUPERVISOR, "was killed"
     log = tail.read_last(os.path.join(rank_dir, records.SUPERVISOR_LOG_FILE), 4096)
@@ -231,7 +231,7 @@ def processes_of(rank_dir: str) -> Set[int]:
     return found.intersection(running) - {os.getpid(), *roots}
 
 
-def _supervision(state: records.State) -> List[Tuple[Optional[int], Optional[int]]]:
+def _supervision(state: records.RankState) -> List[Tuple[Optional[int], Optional[int]]]:
     supervisor = state.get("supervisor_pid"), state.get("supervisor_start")
     return [supervisor, (state.get("watchdog_pid"), state.get("watchdog_start"))]
 

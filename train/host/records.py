@@ -157,7 +157,7 @@ class LeftFiles(TypedDict):
     names: List[str]  # names of some of them, relative to that folder
 
 
-class State(TypedDict, total=False):
+class RankState(TypedDict, total=False):
     """``state.json``: a field is absent until it is known; ``phase`` is always present."""
 
     version: int
@@ -245,7 +245,7 @@ class Cursor(_Position, total=False):
 
 
 class _Update(TypedDict):
-    state: State
+    state: RankState
     log: str
     progress: str
     supervisor: str
@@ -341,7 +341,7 @@ class BusyGpu(TypedDict):
     waits: bool
 
 
-class Environment(TypedDict):
+class TensorFlowEnvironment(TypedDict):
     """An environment of the role tensorflow, to which packages can be added."""
 
     root: str  # the folder that contains its link
@@ -364,7 +364,7 @@ class HostFacts(TypedDict):
     host_python: str
     lease_dir: str
     tensorflow: Optional[str]  # None if the interpreter is not in a virtual environment
-    environment: Optional[Environment]  # None if the role tensorflow did not create it
+    environment: Optional[TensorFlowEnvironment]  # None if the role tensorflow did not create it
     missing_modules: Optional[List[str]]  # modules that the script imports; None if unknown
     gpus: List[Gpu]
     gpus_wanted: Any  # None if the environment is not to be changed

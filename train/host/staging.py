@@ -16,7 +16,7 @@ import zipfile
 from typing import Any, Dict, List, Mapping, Tuple
 
 from . import leases, outputs, processes, ranks, records
-from .call_types import CallError, Params, Result
+from .call_types import CallError, CallResult, Params
 from .processes import read_text
 from .suggested import suggest
 
@@ -48,7 +48,7 @@ def unresolvable(cluster: Dict[str, List[str]]) -> List[str]:
     return missing
 
 
-def stage(params: Params) -> Result:
+def stage(params: Params) -> CallResult:
     """Take the rank's port and GPUs, fill its folder, and return ``rank`` and ``warnings``.
 
     After a CallError, nothing is taken and nothing of the folder is left. In a later attempt of the
@@ -316,7 +316,7 @@ def undo(job_dir: str, task: str, attempt: int) -> None:
             os.replace(path + EARLIER, path)
 
 
-def unstage(params: Params) -> Result:
+def unstage(params: Params) -> CallResult:
     """Release the leases of a rank that has not started, and its place in the queue.
 
     In the job's first attempt, its folder is removed. In a later one, the folder is restored to its
@@ -351,12 +351,12 @@ def unstage(params: Params) -> Result:
     raise CallError("nothing was started, and %s" % result, released=True)
 
 
-def pack(params: Params) -> Result:
+def pack(params: Params) -> CallResult:
     """Pack results of a rank: files that match ``globs`` if these are given, else ``folders``."""
     return collect_files(params) if params.get("globs") else collect(params)
 
 
-def collect(params: Params) -> Result:
+def collect(params: Params) -> CallResult:
     """Pack the existing ``folders`` of ``rank_dir`` into an ``archive`` there, or return None.
 
     Links and special files are left out, because the control node would reject them.
@@ -369,7 +369,7 @@ def collect(params: Params) -> Result:
     return {"changed": True, "archive": _packed(rank_dir, "results.tar.gz", paths, names)}
 
 
-def collect_files(params: Params) -> Result:
+def collect_files(params: Params) -> CallResult:
     """Pack files of the working directory of ``rank_dir`` that match ``globs``.
 
     Return the ``archive`` in ``rank_dir``, with the files in a folder ``task``; None if nothing

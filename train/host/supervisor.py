@@ -79,7 +79,7 @@ class Supervisor:
         if found is None:
             raise SystemExit("%s: there is no %s" % (rank_dir, records.RANK_FILE))
         self.spec = spec = cast(records.RankSpec, found)
-        self.state: records.State = {
+        self.state: records.RankState = {
             "version": records.FORMAT_VERSION,
             "job": spec["job"],
             "task": spec["task"],

@@ -14,7 +14,7 @@ import tempfile
 from typing import Any, Dict, List
 
 from . import processes, records
-from .call_types import CallError, Params, Result
+from .call_types import CallError, CallResult, Params
 
 #: TensorBoard listens on this address only.
 ADDRESS = "127.0.0.1"
@@ -39,7 +39,7 @@ _EVENTS = ".tfevents."
 _MOST_FILES = 10_000
 
 
-def find_events(params: Params) -> Result:
+def find_events(params: Params) -> CallResult:
     """Return the sorted names of ``events`` files under ``root``, and a free ``port``.
 
     ``jobs`` limits them to these jobs; if empty, all jobs are included.
@@ -91,7 +91,7 @@ def start_board(
     return board
 
 
-def serve(params: Params) -> Result:
+def serve(params: Params) -> CallResult:
     """Run TensorBoard of ``python`` on ``port`` under ``path``, for the ``jobs`` under ``root``.
 
     It runs until this process's output is closed. Raise CallError if TensorBoard ends.

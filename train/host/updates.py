@@ -53,7 +53,7 @@ def as_text(data: bytes) -> str:
     return data.decode("utf-8", "surrogateescape")
 
 
-def _phase(state: records.State) -> Tuple[str, bool]:
+def _phase(state: records.RankState) -> Tuple[str, bool]:
     return state["phase"], bool(state.get("frozen"))
 
 
@@ -123,7 +123,7 @@ def _masked(path: str, data: bytes, end: int, mask: Mask) -> bytes:
 
 
 def _update(
-    folder: str, state: records.State, cursor: Dict[str, Any], count: int
+    folder: str, state: records.RankState, cursor: Dict[str, Any], count: int
 ) -> Dict[str, Any]:
     texts, after, times = {}, {}, []
     mask = Mask([ranks.specification(folder).get("environment", {})])

@@ -54,7 +54,7 @@ def tasks_named(message: str) -> str:
     return ", ".join(dict.fromkeys(map("-".join, found)))
 
 
-class Gang:
+class Collective:
     """Joint operations of the ranks that train: all must call the same ones in the same order.
 
     All methods raise tf.errors.OpError if another rank has ended. The chief of parameter servers

@@ -29,9 +29,9 @@ from .parameter_servers import ParameterServers
 from .results import Results
 from .settings import Settings
 from .signals import Signals
-from .state import State
+from .state import TrainingState
 from .step import TrainStep
-from .step_runner import Outcome
+from .step_runner import StepsOutcome
 from .synchronous import Synchronous
 from .task import Task, open_task
 from .tensorflow_internals import write_event
@@ -107,7 +107,7 @@ class Loop:
             model = task.build_model()
             optimizer, self.schedule = make_optimizer(task, model)
         train_step = TrainStep(task, model, optimizer, mode.shares)
-        self.state = State(strategy, model, optimizer, keeps_best=settings.patience > 0)
+        self.state = TrainingState(strategy, model, optimizer, keeps_best=settings.patience > 0)
         self.evaluate = mode.evaluation(train_step, self.state)
         self.per_epoch = task.steps_per_epoch
         self.plan = {"steps": settings.epochs * self.per_epoch, "epochs": settings.epochs}
@@ -161,7 +161,7 @@ class Loop:
             why = "no checkpoint could be written, because another rank was lost"
             raise EndedError(f"{self.cluster.task}: asked to end; {why}") from error
 
-    def _steps(self) -> Outcome:
+    def _steps(self) -> StepsOutcome:
         position = self.position
         count = self._count(self.runner.most_steps)
         seconds = self.settings.checkpoint_seconds
@@ -232,7 +232,7 @@ class Loop:
         position.event_steps, position.event_sums = 0, {}
         return {f"train/{name}": value for name, value in values.items()}
 
-    def _save(self, outcome: Outcome) -> None:
+    def _save(self, outcome: StepsOutcome) -> None:
         """Write a checkpoint if one is due."""
         due = outcome.due or self._at(self.settings.checkpoint_every)
         if not (due or outcome.asked or self._over()) or self.position.step == self._saved_step:
@@ -313,7 +313,7 @@ class Reporter:
     _input_s: float = 0.0
     _exchange_s: float = 0.0
 
-    def training(self, step: int, epoch: int, outcome: Outcome) -> None:
+    def training(self, step: int, epoch: int, outcome: StepsOutcome) -> None:
         """Write a record of the latest steps if one is due."""
         self._input_s += outcome.input_s or 0.0
         self._exchange_s += outcome.exchange_s or 0.0

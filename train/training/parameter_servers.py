@@ -16,12 +16,12 @@ from . import order
 from .cluster import Cluster
 from .data.arrays import ArraySplit
 from .evaluation import Evaluate, make_evaluation
-from .gang import Gang
+from .gang import Collective
 from .servers import Watch, await_servers, inter_op_threads
 from .settings import Settings
-from .state import State
+from .state import TrainingState
 from .step import TrainStep
-from .step_runner import CALL_S, Outcome, steps_within
+from .step_runner import CALL_S, StepsOutcome, steps_within
 
 _CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
 #: Number of calls queued for a worker within an execution; more hide the latency to the chief.
@@ -43,10 +43,10 @@ class ParameterServers:
         self.strategy = tf.distribute.ParameterServerStrategy(resolver)
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
         self._workers = len(cluster.addresses["worker"])
-        self.gang = Gang(self.strategy, cluster, watch.shutdown)
+        self.gang = Collective(self.strategy, cluster, watch.shutdown)
         watch.follow(self._coordinator)
 
-    def evaluation(self, train_step: TrainStep, state: State) -> Evaluate:
+    def evaluation(self, train_step: TrainStep, state: TrainingState) -> Evaluate:
         """Return the function that tests the model: a copy of it, on the chief."""
         with tf.device(_CHIEF):
             twin = train_step.task.build_model()
@@ -94,7 +94,7 @@ class WorkerStepRunner:
         """Maximum number of steps to make at once."""
         return self._each * self._workers * CALLS
 
-    def __call__(self, step: int, count: int, *, asked: bool, due: bool) -> Outcome:
+    def __call__(self, step: int, count: int, *, asked: bool, due: bool) -> StepsOutcome:
         """Make ``count`` steps after ``step``, in calls that the workers share."""
         calls, each, began = [], self._each, time.perf_counter()
         for first in range(step, step + count, each):
@@ -108,7 +108,7 @@ class WorkerStepRunner:
             self._step_s = (time.perf_counter() - began) / (rounds * min(each, count))
         self._traced = len(calls) >= self._workers or self._traced
         named = dict(zip(self._names, sums.tolist(), strict=True))
-        return Outcome(count, named, asked=int(asked), due=due)
+        return StepsOutcome(count, named, asked=int(asked), due=due)
 
     def _steps(self, train_step: TrainStep) -> Callable[[Any, Any], Any]:
         strategy = self._coordinator.strategy

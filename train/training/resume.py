@@ -27,10 +27,10 @@ from host.records import note
 from . import checkpoints
 from .checkpoints import Checkpoint, DamagedError, Run, Writer, warn
 from .cluster import Cluster, ConfigError, Launch
-from .gang import Gang
+from .gang import Collective
 from .resumption import Decision, Resumption, choose_resumption
 from .settings import Settings
-from .state import State, weights_of
+from .state import TrainingState, weights_of
 
 
 class _Offer(TypedDict):
@@ -63,8 +63,8 @@ class Search:
     settings: Settings
     cluster: Cluster
     launch: Launch
-    gang: Gang
-    state: State
+    gang: Collective
+    state: TrainingState
     identity: dict[str, Any]
 
     def __post_init__(self) -> None:
@@ -236,7 +236,7 @@ def choose_source(rows: Sequence[_Offer], resumption: Resumption) -> int:
     return max(range(len(rows)), key=far)
 
 
-def _initial_values(path: str, state: State) -> tuple[dict[int, Any], str]:
+def _initial_values(path: str, state: TrainingState) -> tuple[dict[int, Any], str]:
     """Return initial values of the model's variables, by number, and a line that lists them.
 
     Each variable gets the values of the one with the same name and shape, such as ``conv/kernel``.

@@ -361,7 +361,7 @@ class Settings:
         return {**{name: getattr(self, name) for name in (*names, *more)}, "order": ORDER}
 
 
-class _Parser(argparse.ArgumentParser):
+class _SettingsParser(argparse.ArgumentParser):
     # Print one line only.
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message}\n")
@@ -369,7 +369,7 @@ class _Parser(argparse.ArgumentParser):
 
 def parse(description: str) -> tuple[Settings, bool]:
     """Return the settings of this process's command line, and whether ``--check`` was given."""
-    parser = _Parser(description=description, allow_abbrev=False)
+    parser = _SettingsParser(description=description, allow_abbrev=False)
     group: Any = parser
     for field in dataclasses.fields(Settings):
         help, variable = field.metadata["help"], VARIABLES.get(field.name)

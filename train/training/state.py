@@ -14,7 +14,7 @@ from .cluster import ConfigError
 from .tensorflow_internals import loss_scale_variables, moving_averages
 
 
-class State:
+class TrainingState:
     """The variables of a training, in an order that is the same in all ranks and runs.
 
     Model and optimizer are from Keras, built in the strategy's scope. ``keeps_best`` reserves

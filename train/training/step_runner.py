@@ -24,7 +24,7 @@ CALL_S = 2.0
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StepsOutcome:
     """The results of steps made together."""
 
     steps: int
@@ -83,7 +83,7 @@ class StepRunner:
         """Maximum number of steps to make at once, the same in all ranks; see CALL_S."""
         return steps_within(CALL_S, self._agreed_s, self._limit)
 
-    def __call__(self, step: int, count: int, *, asked: bool, due: bool) -> Outcome:
+    def __call__(self, step: int, count: int, *, asked: bool, due: bool) -> StepsOutcome:
         """Make ``count`` steps after ``step``; all ranks must pass the same numbers.
 
         ``asked`` and ``due`` are this rank's. Raise tf.errors.OpError if another rank has ended.
@@ -100,7 +100,7 @@ class StepRunner:
         input_s, exchange_s = times.numpy().tolist() if self._timed else (None, None)
         named = dict(zip(self._names, sums, strict=True))
         due = wants_checkpoint > 0
-        return Outcome(count, named, round(asked_to_end), due, input_s, exchange_s)
+        return StepsOutcome(count, named, round(asked_to_end), due, input_s, exchange_s)
 
 
 class StepGraph:

@@ -11,9 +11,9 @@ from .cluster import Cluster, ConfigError, TrainingError
 from .data.arrays import ArraySplit
 from .evaluation import Evaluate, make_evaluation
 from .exchange import make_exchange
-from .gang import Gang, tasks_named
+from .gang import Collective, tasks_named
 from .settings import Settings, check_batch_size, choose_strategy
-from .state import State
+from .state import TrainingState
 from .step import TrainStep
 from .step_runner import StepRunner
 from .tensorflow_internals import bound_start
@@ -37,9 +37,9 @@ class Synchronous:
         #: Number of parts that a global batch is divided into.
         self.shares = self.strategy.num_replicas_in_sync
         check_batch_size(settings, self.shares)
-        self.gang = Gang(self.strategy, cluster)
+        self.gang = Collective(self.strategy, cluster)
 
-    def evaluation(self, train_step: TrainStep, state: State) -> Evaluate:
+    def evaluation(self, train_step: TrainStep, state: TrainingState) -> Evaluate:
         """Return the function that tests the model."""
         task = train_step.task
         # Without gradients, an example needs less than half of its memory in training.

@@ -11,11 +11,11 @@ import pytest
 
 from tests.support.lab import REPOSITORY
 from tests.support.training_ranks import Rank, Start, start_gang
-from train.gang.watch.stragglers import Finding, Stragglers
+from train.gang.watch.stragglers import PaceFinding, Stragglers
 from train.host import load
 
 
-def watched(ranks: list[Rank], stop: float = 0.0) -> Finding:
+def watched(ranks: list[Rank], stop: float = 0.0) -> PaceFinding:
     """Return the first finding on two ranks that train; stop the second again and again.
 
     Args:

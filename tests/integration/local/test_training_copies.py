@@ -216,7 +216,7 @@ def test_the_first_replica_of_the_chosen_rank_gives_the_values() -> None:
     strategy = replicas_of_cpu(4)
     # Two ranks of two replicas each, played by one process.
     workers = cluster.Cluster({"worker": ["a:1", "b:1"]}, "worker", 1)
-    ranks = gang.Gang(strategy, workers)
+    ranks = gang.Collective(strategy, workers)
     values: dict[str, list[Any]] = {
         "float32": [1.5, -0.0, 3.25, 4.0],
         "float16": [0.5, 1.0, -0.0, 2.0],

@@ -246,7 +246,7 @@ def test_whatever_fails_in_writing_a_checkpoint_blocks_nothing(tmp_path: Path) -
     assert {variable.dtype for variable in model.variables} == {tf.bfloat16}
     optimizer = tf.keras.optimizers.SGD(0.1, momentum=0.9)
     optimizer.build(model.trainable_variables)
-    whole = state.State(tf.distribute.OneDeviceStrategy("/cpu:0"), model, optimizer)
+    whole = state.TrainingState(tf.distribute.OneDeviceStrategy("/cpu:0"), model, optimizer)
 
     def values() -> list[Any]:
         return [np.asarray(value, np.float32).tolist() for value in whole.model_values()]

@@ -23,12 +23,12 @@ from tests.support.testbed import Testbed
 from tests.support.training_ranks import WORKER
 from train.cli import drill
 from train.host import faults, processes
-from train.host.records import State
+from train.host.records import RankState
 
 
 def test_ranks_are_killed_and_frozen() -> None:
     with subprocess.Popen(["sleep", "600"], start_new_session=True) as script:
-        state: State = {"pid": script.pid, "pid_start": processes.start_time(script.pid)}
+        state: RankState = {"pid": script.pid, "pid_start": processes.start_time(script.pid)}
         faults.inject(faults.FREEZE, state, 1.0)
         wait_until(lambda: processes.is_stopped(script.pid), "the freeze", timeout=5)
         faults.inject(faults.KILL, state, 1.0)
@@ -49,7 +49,7 @@ HELPERS = """
 import os, signal, sys, time
 sys.path.insert(0, sys.argv[1])
 from train.host import faults, processes
-from train.host.records import State
+from train.host.records import RankState
 
 def read(name):
     try:

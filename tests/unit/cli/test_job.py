@@ -29,7 +29,7 @@ MANIFEST: dict[str, Any] = {
 class Playbooks:
     """Stands in for module playbooks: they end with the outcomes given, one after another."""
 
-    def __init__(self, *outcomes: playbooks.Outcome | None) -> None:
+    def __init__(self, *outcomes: playbooks.PlaybookOutcome | None) -> None:
         self._outcomes = iter(outcomes)
         # Names and variables of those that were followed, and of those run to their end.
         self.begun: list[tuple[str, dict[str, Any]]] = []
@@ -40,23 +40,23 @@ class Playbooks:
     def begin(self, name: str, inventory: Path, variables: dict[str, Any]) -> Any:
         self.begun.append((name, variables))
         given = next(self._outcomes)
-        playbook = SimpleNamespace(outcome=given or playbooks.Outcome(), ended=bool(given))
+        playbook = SimpleNamespace(outcome=given or playbooks.PlaybookOutcome(), ended=bool(given))
         playbook.wait = lambda timeout: playbook.ended and not self.unending
         playbook.close = lambda log=None: playbook.outcome
         self._playbooks.append(playbook)
         return playbook
 
-    def outcome(self, number: int, outcome: playbooks.Outcome) -> None:
+    def outcome(self, number: int, outcome: playbooks.PlaybookOutcome) -> None:
         """Have the playbook that was begun as this one, from 0, have come so far."""
         self._playbooks[number].outcome = outcome
 
-    def end(self, number: int, outcome: playbooks.Outcome) -> None:
+    def end(self, number: int, outcome: playbooks.PlaybookOutcome) -> None:
         """End the playbook that was begun as this one, from 0."""
         self._playbooks[number].outcome, self._playbooks[number].ended = outcome, True
 
-    def run_playbook(self, name: str, inventory: Path, variables: Any) -> playbooks.Outcome:
+    def run_playbook(self, name: str, inventory: Path, variables: Any) -> playbooks.PlaybookOutcome:
         self.run.append((name, variables))
-        return playbooks.Outcome(code=0)
+        return playbooks.PlaybookOutcome(code=0)
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ Follow = Callable[..., tuple[Job, Playbooks]]
 
 @pytest.fixture
 def follow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path) -> Follow:
-    def begin(*outcomes: playbooks.Outcome | None) -> tuple[Job, Playbooks]:
+    def begin(*outcomes: playbooks.PlaybookOutcome | None) -> tuple[Job, Playbooks]:
         fake = Playbooks(*outcomes)
         monkeypatch.setattr(playbooks, "Playbook", fake.begin)
         monkeypatch.setattr(playbooks, "run_playbook", fake.run_playbook)
@@ -111,14 +111,16 @@ def pump(job: Job, times: int = 3) -> None:
         list(job.events(0.0))
 
 
-def killed(lost: dict[str, LoginFailure] | None = None) -> playbooks.Outcome:
+def killed(lost: dict[str, LoginFailure] | None = None) -> playbooks.PlaybookOutcome:
     """Return the outcome of an ansible-playbook that was killed after the start."""
-    return playbooks.Outcome(-9, called={STARTED}, unreachable=lost or {})
+    return playbooks.PlaybookOutcome(-9, called={STARTED}, unreachable=lost or {})
 
 
-def planned(code: int | None) -> playbooks.Outcome:
+def planned(code: int | None) -> playbooks.PlaybookOutcome:
     """Return the outcome of an ansible-playbook that has planned the second attempt."""
-    return playbooks.Outcome(code, results={"gang_plan": {"node-1": {"job": "mine", "attempt": 2}}})
+    return playbooks.PlaybookOutcome(
+        code, results={"gang_plan": {"node-1": {"job": "mine", "attempt": 2}}}
+    )
 
 
 def plan_again(folder: Path) -> None:
@@ -149,7 +151,7 @@ def test_a_restart_given_up_early_loses_nothing(follow: Follow, folder: Path, en
 @pytest.mark.parametrize("outcome", [planned(code=None), None], ids=["reported", "not reported"])
 @pytest.mark.parametrize("end", ["stop", "leave"])
 def test_what_was_taken_before_the_start_is_given_back(
-    follow: Follow, folder: Path, end: str, outcome: playbooks.Outcome | None
+    follow: Follow, folder: Path, end: str, outcome: playbooks.PlaybookOutcome | None
 ) -> None:
     job, fake = follow(outcome)
     plan_again(folder)
@@ -185,7 +187,7 @@ def test_a_job_that_was_stopped_while_it_waited_ends_as_stopped(
 ) -> None:
     how = "was stopped by anna"
     refused: Any = {"failures": {"nothing was started": ["node-1"]}, "stopped": how}
-    job, fake = follow(playbooks.Outcome(2, **refused))
+    job, fake = follow(playbooks.PlaybookOutcome(2, **refused))
     pump(job)
     assert job.result is not None
     assert (job.result.state, fake.run) == ("stopped", [])
@@ -200,9 +202,9 @@ STOPPED: Any = {
 
 
 def test_a_job_that_is_stopped_is_followed_to_its_end(follow: Follow) -> None:
-    ended = playbooks.Outcome(2, called={STARTED})
+    ended = playbooks.PlaybookOutcome(2, called={STARTED})
     ended.note_end(STOPPED)
-    job, fake = follow(killed(), None, playbooks.Outcome(code=0))
+    job, fake = follow(killed(), None, playbooks.PlaybookOutcome(code=0))
     pump(job)
     job.request_stop()
     told = [event.data["text"] for _ in range(3) for event in job.events(0.0)]
@@ -220,7 +222,7 @@ def test_a_watch_that_does_not_end_after_the_stop_is_given_up(
     follow: Follow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("train.cli.job._END_LIMIT_FAILED", 0.0)
-    lost = playbooks.Outcome(4, unreachable={"node-3": AWAY})
+    lost = playbooks.PlaybookOutcome(4, unreachable={"node-3": AWAY})
     job, _ = follow(killed(), None, lost)
     pump(job)
     result = job.stop()
@@ -228,24 +230,24 @@ def test_a_watch_that_does_not_end_after_the_stop_is_given_up(
     assert "node-3 is unreachable: the host cannot be reached" in result.message
 
 
-def down(folder: Path) -> playbooks.Outcome:
+def down(folder: Path) -> playbooks.PlaybookOutcome:
     """Return the outcome of a playbook that waits between two attempts, with the result written."""
     failed: Any = {**STOPPED, "state": "failed", "message": "fell", "restart": True}
     (folder / "result.json").write_text(json.dumps(failed))
-    outcome = playbooks.Outcome(called={STARTED})
+    outcome = playbooks.PlaybookOutcome(called={STARTED})
     outcome.note_end(failed)
     return outcome
 
 
 def test_a_job_is_stopped_between_two_attempts(follow: Follow, folder: Path) -> None:
-    job, fake = follow(None, playbooks.Outcome(code=0))
+    job, fake = follow(None, playbooks.PlaybookOutcome(code=0))
     fake.outcome(0, down(folder))
     pump(job)
     job.request_stop()
     pump(job)
     assert job.result is None, "the role finds out, and writes how the job ended"
     assert [name for name, _ in fake.begun] == ["train.yml", "stop.yml"]
-    stopped = playbooks.Outcome(2, called={STARTED})
+    stopped = playbooks.PlaybookOutcome(2, called={STARTED})
     stopped.note_end(STOPPED)
     fake.end(0, stopped)
     assert job.stop().message == "the job was stopped by anna"
@@ -277,7 +279,7 @@ def test_attached_three_times_then_left(
     follow: Follow, folder: Path, lost: dict[str, LoginFailure]
 ) -> None:
     # A gang may continue without a lost host, which is no reason for what was killed.
-    job, fake = follow(killed(lost), *[playbooks.Outcome(code=-9)] * 3)
+    job, fake = follow(killed(lost), *[playbooks.PlaybookOutcome(code=-9)] * 3)
     pump(job, 6)
     assert [name for name, _ in fake.begun] == ["train.yml", *["attach.yml"] * 3]
     assert job.result is not None

@@ -167,11 +167,11 @@ def test_what_became_of_a_rank_that_was_stopped() -> None:
 def test_a_list_of_nothing_and_one_of_a_playbook_that_broke_off(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    outcome = playbooks.Outcome(code=0)
+    outcome = playbooks.PlaybookOutcome(code=0)
     monkeypatch.setattr(playbooks, "run_playbook", lambda *_: outcome)
     assert main(["list"]) == main(["list", "--json"]) == 0
     assert capsys.readouterr().out == 'no jobs\n{"jobs": []}\n'
-    outcome = playbooks.Outcome(code=1, last_lines=["[ERROR]: no vault secrets found."])
+    outcome = playbooks.PlaybookOutcome(code=1, last_lines=["[ERROR]: no vault secrets found."])
     assert main(["list"]) == 1
     shown = capsys.readouterr()
     assert shown.out == ""

@@ -8,19 +8,21 @@ from typing import Any
 import pytest
 
 from train.cli import playbooks
-from train.cli.playbooks import Outcome, Playbook
+from train.cli.playbooks import Playbook, PlaybookOutcome
 from train.gang import login_failures
 
 REFUSED = login_failures.failure("refused")
 
 
-def outcome_of(*events: dict[str, Any]) -> Outcome:
+def outcome_of(*events: dict[str, Any]) -> PlaybookOutcome:
     """Return the outcome after these events of ansible-runner."""
-    playbook: Any = SimpleNamespace(_pid=None, _echoes=False, outcome=Outcome(), _warned=set())
+    playbook: Any = SimpleNamespace(
+        _pid=None, _echoes=False, outcome=PlaybookOutcome(), _warned=set()
+    )
     playbook._note_waiting = lambda line: Playbook._note_waiting(playbook, line)
     for event in events:
         Playbook._on_event(playbook, event)
-    found: Outcome = playbook.outcome
+    found: PlaybookOutcome = playbook.outcome
     return found
 
 

@@ -14,7 +14,7 @@ from tests.support.lab import REPOSITORY
 from train.gang import reports, suggestions
 from train.gang.doctor import PARTS, examine, findings
 from train.gang.doctor.doctor_records import Finding
-from train.gang.suitability_rules import Fault
+from train.gang.suitability_rules import HostFault
 from train.host.checkup import _GPU_FIELDS, Checkup
 
 #: What train/host/checkup.py reports of a healthy host, but for its name and addresses.
@@ -114,7 +114,7 @@ def test_one_cause_is_one_finding_of_its_host(changed: Any, severity: str, what:
 
 
 def test_what_rules_a_host_out_explains_what_it_lacks() -> None:
-    faults = [Fault(kind, "sentence", "expected", "remedy") for kind in ("no-space", "noexec")]
+    faults = [HostFault(kind, "sentence", "expected", "remedy") for kind in ("no-space", "noexec")]
     absent: dict[str, Any] = {"python_error": "there is no interpreter", "packages": {}}
     broken: dict[str, Any] = {"error": "failed to map segment"}
     for changed, expected in (

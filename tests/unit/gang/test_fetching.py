@@ -14,7 +14,7 @@ import pytest
 from train.gang.job_records import EVENTS_FILE
 from train.gang.watch import notices, polling, verdict, watching
 from train.gang.watch.fetched import OLDER
-from train.gang.watch.follow import Gang
+from train.gang.watch.follow import FollowedGang
 from train.gang.watch.polling import Limits, Poll
 from train.gang.watch.views import Target
 from train.host import limited, ranks, records, updates
@@ -53,9 +53,11 @@ class Machine:
         self.targets.append(Target("host-a", task, str(rank_dir), "python3", "here", False))
         return rank_dir
 
-    def gang(self, log_limit: int = 256 * MIB, interval: float = 0.0) -> Gang:
+    def gang(self, log_limit: int = 256 * MIB, interval: float = 0.0) -> FollowedGang:
         given = Limits(5.0, 5.0, interval, log_limit=log_limit, straggler_factor=1.5)
-        return Gang(self.targets, self.run_dir, self.poll, self.said.append, given, {}, None, "")  # type: ignore[arg-type]
+        probe: Any = None
+        folder, say = self.run_dir, self.said.append
+        return FollowedGang(self.targets, folder, self.poll, say, given, {}, probe, "")
 
     def copy(self, name: str = "logs/worker-0.log") -> bytes:
         """Return the copy of a file, with the one before it."""

@@ -537,7 +537,7 @@ def test_no_update_of_a_host_breaks_the_watch_or_leaves_the_folder(
         run_dir = Path(folder, "runs", "job")
         limits = polling.Limits(5, 5, 0, log_limit=1 << 28, straggler_factor=1.5)
         probe: Any = None  # not used without addresses
-        gang = follow.Gang(targets, run_dir, poll, said.append, limits, {}, probe, "")
+        gang = follow.FollowedGang(targets, run_dir, poll, said.append, limits, {}, probe, "")
         outcome = gang.follow()
         os.close(gang._lock)
         assert outcome.state in ("completed", "failed", "stopped")

@@ -20,7 +20,7 @@ from train.gang.watch import causes, script_faults
 from train.gang.watch.causes import Failure, why_not_again
 from train.gang.watch.diagnosis import Diagnosis, explain, peers_of
 from train.gang.watch.outcome import (
-    Outcome,
+    GangOutcome,
     failed_at,
     first_of,
     named_by,
@@ -227,7 +227,7 @@ def test_metrics_of_a_result_are_those_of_the_last_whole_epoch() -> None:
     epoch: Progress = {"source": "console", "phase": "training", "batches": 9}
     chief.add_progress([{**epoch, "batch": 9, "loss": 0.7, "metrics": {"accuracy": 0.5}}])
     chief.add_progress([{**epoch, "batch": 3, "loss": 0.6, "metrics": {"accuracy": 0.6}}])
-    stopped = Outcome("stopped", None, "it was stopped")
+    stopped = GangOutcome("stopped", None, "it was stopped")
     assert result_of("x", stopped, [chief], 1)["metrics"] == {"accuracy": 0.5}
     assert chief.metrics == {"accuracy": 0.6}
     chief.add_progress([{"metrics": {"accuracy": 0.55}}])  # of the script itself

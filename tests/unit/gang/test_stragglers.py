@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from train.gang.watch.stragglers import Finding, Stragglers
+from train.gang.watch.stragglers import PaceFinding, Stragglers
 
 #: Own parts of a step, in ms: waiting for examples, computing.
 USUAL = (1.0, 19.0)
-Gang = dict[str, tuple[float, float]]
+FollowedGang = dict[str, tuple[float, float]]
 
 
 class Run:
@@ -34,7 +34,7 @@ class Run:
         transfer: float = 5.0,
         facts: Mapping[str, Mapping[str, Any]] | None = None,
         times: bool = True,
-    ) -> list[Finding]:
+    ) -> list[PaceFinding]:
         """Return what is found in some seconds, with own parts of the slow ranks, ms for the
         exchange itself, what hosts' counters grow by and other facts, and times or none.
         """
@@ -73,7 +73,7 @@ COUNTERS = {
 }
 
 
-def slow(task: str, *, input_ms: float = 1.0, compute_ms: float = 19.0) -> Gang:
+def slow(task: str, *, input_ms: float = 1.0, compute_ms: float = 19.0) -> FollowedGang:
     return {task: (input_ms, compute_ms)}
 
 
@@ -101,7 +101,7 @@ def test_nothing_is_told_before_the_window_is_full() -> None:
     run = Run()
     assert run.go(20, slow("worker-2", compute_ms=90.0)) == []
     [found] = run.go(5, slow("worker-2", compute_ms=90.0))
-    assert found == Finding("worker-2", "host-2", "compute", found.text, 4.55, [])
+    assert found == PaceFinding("worker-2", "host-2", "compute", found.text, 4.55, [])
 
 
 def test_the_limit_is_a_variable_and_little_that_is_lost_is_not_told() -> None:

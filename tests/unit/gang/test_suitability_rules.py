@@ -10,7 +10,7 @@ import yaml
 
 from tests.support.lab import REPOSITORY
 from train.gang import suitability_check, suitability_rules
-from train.gang.suitability_rules import Fault
+from train.gang.suitability_rules import HostFault
 
 HEALTHY: dict[str, Any] = {
     "machine": "x86_64",
@@ -48,7 +48,7 @@ ALONE = {"roles": ["tensorflow"]}
 
 def judged(
     changed: dict[str, Any], roles: Any = suitability_rules.ROLES, **values: Any
-) -> list[Fault]:
+) -> list[HostFault]:
     needed = suitability_rules.needs(values, roles)
     return suitability_rules.judge({**HEALTHY, **changed}, needed)  # type: ignore[typeddict-item]
 

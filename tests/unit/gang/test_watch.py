@@ -20,15 +20,15 @@ from train.gang.errors import BusyError, UnreachableError, WatchEndedError
 from train.gang.job_records import EVENTS_FILE
 from train.gang.watch import follow, journal, polling, verdict, watching
 from train.gang.watch.fetched import FetchedFile
-from train.gang.watch.follow import Gang
-from train.gang.watch.outcome import Outcome, result_of
+from train.gang.watch.follow import FollowedGang
+from train.gang.watch.outcome import GangOutcome, result_of
 from train.gang.watch.polling import Limits
 from train.gang.watch.views import Target
 
 Update = dict[str, Any]
 Told = Sequence[Update | Exception]
 States = dict[str, Told]
-Make = Callable[..., Gang]
+Make = Callable[..., FollowedGang]
 
 
 class Hosts:
@@ -85,7 +85,7 @@ def gang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
 
     def make(
         hosts: Hosts, peers: Any = None, probe: Any = None, metrics_dir: str = "", **limits: Any
-    ) -> Gang:
+    ) -> FollowedGang:
         beside = ("ps", "evaluator", "worker") if "ps-0" in hosts.states else ("evaluator",)
         targets = [
             Target(f"host-of-{task}", task, f"/x/{task}", "python3", task, task.startswith(beside))
@@ -95,7 +95,7 @@ def gang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
         usual |= {"log_limit": 1 << 28, "straggler_factor": 1.5}
         given = Limits(**{**usual, "end_timeout": 0.5, **limits})
         run_dir, about = tmp_path / "run", (peers or {}, probe, metrics_dir)
-        return Gang(targets, run_dir, hosts.poll, lambda line: None, given, *about)
+        return FollowedGang(targets, run_dir, hosts.poll, lambda line: None, given, *about)
 
     return make
 
@@ -109,11 +109,11 @@ def record(phase: str, **fields: Any) -> str:
     return json.dumps({"phase": phase, **fields}) + "\n"
 
 
-def events(watched: Gang) -> list[dict[str, Any]]:
+def events(watched: FollowedGang) -> list[dict[str, Any]]:
     return list(map(json.loads, (watched.run_dir / EVENTS_FILE).read_text().splitlines()))
 
 
-def notices(watched: Gang) -> list[dict[str, Any]]:
+def notices(watched: FollowedGang) -> list[dict[str, Any]]:
     return [event["notice"] for event in events(watched) if "notice" in event]
 
 
@@ -126,7 +126,7 @@ def test_all_complete(gang: Make) -> None:
     hosts = Hosts(worker_0=[running, done(sha="aa")], worker_1=[done("bye\n", "aa")])
     watched = gang(hosts)
     outcome = watched.follow()
-    assert outcome == Outcome("completed", None, "all ranks completed")
+    assert outcome == GangOutcome("completed", None, "all ranks completed")
     result = result_of("x", outcome, watched.views, attempts=1)
     assert result["metrics"] == {"test_accuracy": 0.9}
     assert [rank["weights_sha256"] for rank in result["ranks"]] == ["aa", "aa"]
@@ -307,7 +307,7 @@ def test_how_a_gang_completes(gang: Make, states: States, phases: str, message: 
     watched = gang(Hosts(**states), end_timeout=1.0)
     if message != COMPLETED:
         message = f"the training completed; ps-0 on host-of-ps-0 {message}"
-    assert watched.follow() == Outcome("completed", None, message)
+    assert watched.follow() == GangOutcome("completed", None, message)
     assert [view.phase for view in watched.views] == phases.split()
 
 

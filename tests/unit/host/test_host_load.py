@@ -183,7 +183,7 @@ def smi(host: Host, machine: Machine) -> Any:
     return install
 
 
-def ask(host: Host) -> list[load.Gpu] | None:
+def ask(host: Host) -> list[load.GpuLoad] | None:
     return load.facts(50, str(host.root)).get("gpus")
 
 

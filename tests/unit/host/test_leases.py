@@ -861,7 +861,7 @@ def test_a_job_that_is_stopped_while_it_waits_ends(machines: Machines) -> None:
         waiting = pool.submit(machines.waiting("next", 1.0).take, 60)
         wait_until(lambda: machines.queued()["h2"] == {"next"}, "the queue", timeout=20)
         assert leases.stop_job(str(machines.root / "h2"), "next", "was stopped by anna") == 1
-        with pytest.raises(leasing.StoppedError, match=r"^was stopped by anna$"):
+        with pytest.raises(leasing.JobStoppedError, match=r"^was stopped by anna$"):
             waiting.result(timeout=20)
     assert not any(machines.queued().values())
     assert all(held == ["running"] for held in machines.held().values())

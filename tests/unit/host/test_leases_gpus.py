@@ -61,7 +61,12 @@ def test_processes_without_a_job(machine: Machine, monkeypatch: pytest.MonkeyPat
 def test_a_process_is_described(monkeypatch: pytest.MonkeyPatch, start: Starter) -> None:
     monkeypatch.setattr(gpus, "INITIAL_PIDS", os.readlink("/proc/self/ns/pid"))
     child = start(TRAIN_JOB="night-1")
-    found: gpus.Process = {"uuid": UUIDS[0], "pid": child.pid, "name": "python", "memory_mb": 5120}
+    found: gpus.GpuProcess = {
+        "uuid": UUIDS[0],
+        "pid": child.pid,
+        "name": "python",
+        "memory_mb": 5120,
+    }
     user = user_name(os.getuid())
     expected = f"{' '.join(SLEEP)}, user {user}, job night-1, 5120 MiB)"
     assert gpus.describe(found) == f"pid {child.pid} ({expected}"

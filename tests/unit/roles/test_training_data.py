@@ -17,7 +17,7 @@ import pytest
 from ansible.errors import AnsibleFilterError
 from ansible_collections.tensorflow_ansible.cluster.plugins.filter import training_data as filters
 from ansible_collections.tensorflow_ansible.cluster.plugins.module_utils.data_unpacking import (
-    DataError,
+    UnpackingError,
 )
 from ansible_collections.tensorflow_ansible.cluster.plugins.modules import training_data as module
 
@@ -55,7 +55,7 @@ class Play:
             if not asked["mounted"]:
                 self.copy(asked, self.root / ".training_data" / asked["name"] / "tree")
             return "changed" if self.run("placed", asked)["changed"] else "verified"
-        except (AnsibleFilterError, DataError) as error:
+        except (AnsibleFilterError, UnpackingError) as error:
             return str(error)
 
     def unpack(self, name: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from train.gang.doctor.doctor_records import Examined, Finding
 from train.gang.login_failures import names_of
-from train.gang.suitability_rules import Fault
+from train.gang.suitability_rules import HostFault
 from train.host import probe
 from train.host.checkup import Checkup
 from train.host.links import Link
@@ -43,7 +43,7 @@ Found = Iterator[Finding]
 
 
 def judge(
-    examined: Examined, unsuited: Mapping[str, Sequence[Fault]] | None = None
+    examined: Examined, unsuited: Mapping[str, Sequence[HostFault]] | None = None
 ) -> list[Finding]:
     """Return all findings, most severe first.
 
@@ -116,7 +116,7 @@ def _joined(group: list[Finding]) -> Finding:
 # One host.
 
 
-def _explaining(checkup: Checkup, faults: Iterable[Fault]) -> list[Fault]:
+def _explaining(checkup: Checkup, faults: Iterable[HostFault]) -> list[HostFault]:
     """Return the faults that explain why a host has no working TensorFlow.
 
     Without TensorFlow these are all faults. With TensorFlow, only its location can be a fault.

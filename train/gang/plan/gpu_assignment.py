@@ -11,7 +11,7 @@ from typing import Any
 
 from train.gang.errors import UserError
 from train.gang.job_records import PlannedRank
-from train.gang.plan.planned_ranks import Hosts
+from train.gang.plan.planned_ranks import FactsByHost
 from train.host.records import BusyGpu, Gpu, HostFacts, is_number
 
 AUTO = "auto"
@@ -33,7 +33,7 @@ class _Device:
         return self.gpu == other.gpu and (self.whole or other.whole or self.uuid == other.uuid)
 
 
-def share(ranks: Sequence[PlannedRank], hosts: Hosts) -> None:
+def share(ranks: Sequence[PlannedRank], hosts: FactsByHost) -> None:
     """Plan the GPUs of each of ``ranks`` as values for ``CUDA_VISIBLE_DEVICES``.
 
     GPUs that a rank lists are reserved for it. The machine's other GPUs are divided among its
@@ -49,7 +49,7 @@ def share(ranks: Sequence[PlannedRank], hosts: Hosts) -> None:
         _share_machine(members, hosts)
 
 
-def _share_machine(members: Sequence[PlannedRank], hosts: Hosts) -> None:
+def _share_machine(members: Sequence[PlannedRank], hosts: FactsByHost) -> None:
     taken: list[tuple[_Device, str]] = []
     waiting = []
     for rank in members:

@@ -12,10 +12,10 @@ from train.host import records
 from train.host.records import HostFacts
 
 #: Facts about every participating inventory host, as reported by ``check_host``.
-Hosts = Mapping[str, HostFacts]
+FactsByHost = Mapping[str, HostFacts]
 
 
-def plan_ranks(groups: Mapping[str, Sequence[str]], hosts: Hosts) -> list[PlannedRank]:
+def plan_ranks(groups: Mapping[str, Sequence[str]], hosts: FactsByHost) -> list[PlannedRank]:
     """Return the ranks of the job, chief first.
 
     ``groups`` has the hosts of each task type, in the order of their indices. Raise UserError if
@@ -60,7 +60,7 @@ def plan_ranks(groups: Mapping[str, Sequence[str]], hosts: Hosts) -> list[Planne
     ]
 
 
-def _check_ports(members: Sequence[tuple[str, str]], hosts: Hosts) -> None:
+def _check_ports(members: Sequence[tuple[str, str]], hosts: FactsByHost) -> None:
     taken: dict[tuple[str, int | None], str] = {}
     for host in (host for kind, host in members if kind != "evaluator"):
         address, port = hosts[host]["address"], hosts[host]["port"]
@@ -73,7 +73,7 @@ def _check_ports(members: Sequence[tuple[str, str]], hosts: Hosts) -> None:
                 )
 
 
-def _check_versions(hosts: Hosts) -> None:
+def _check_versions(hosts: FactsByHost) -> None:
     versions: dict[str, list[str]] = {}
     for host, facts in hosts.items():
         if facts["tensorflow"] is not None:
@@ -87,7 +87,7 @@ def _check_versions(hosts: Hosts) -> None:
 
 
 def keep_checkpoints(
-    ranks: Sequence[PlannedRank], hosts: Hosts, results_dirs: Mapping[str, str], copy: bool
+    ranks: Sequence[PlannedRank], hosts: FactsByHost, results_dirs: Mapping[str, str], copy: bool
 ) -> None:
     """Plan the checkpoint folder of each rank's host, and which rank keeps a ``copy``.
 

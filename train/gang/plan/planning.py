@@ -133,7 +133,7 @@ def _require_tensorflow(
     args: Args,
     script: script_files.Script,
     code: Sequence[tuple[Path, str]],
-    hosts: planned_ranks.Hosts,
+    hosts: planned_ranks.FactsByHost,
 ) -> None:
     """Raise UserError if hosts lack TensorFlow and the script imports it on startup."""
     lacking: dict[str, list[str]] = {}
@@ -201,7 +201,7 @@ def _first_manifest(
 
 
 def _with_attempt(
-    manifest: Manifest, args: Args, ranks: list[PlannedRank], hosts: planned_ranks.Hosts
+    manifest: Manifest, args: Args, ranks: list[PlannedRank], hosts: planned_ranks.FactsByHost
 ) -> Manifest:
     """Return ``manifest`` with the data to run the job again and to follow it from elsewhere."""
     versions = {facts["tensorflow"] for facts in hosts.values()}
@@ -225,7 +225,7 @@ def _with_attempt(
     }
 
 
-def _unused_gpus(hosts: planned_ranks.Hosts) -> list[str]:
+def _unused_gpus(hosts: planned_ranks.FactsByHost) -> list[str]:
     """Warn about machines whose GPUs the job is set not to use."""
     unused = [
         host

@@ -17,8 +17,8 @@ from train.gang.packages.locks import Lock
 from train.gang.packages.names import package_of
 from train.gang.packages.requested import Requested
 from train.gang.plan import script_files, script_imports
-from train.gang.plan.planned_ranks import Hosts
-from train.host.records import Environment, HostFacts
+from train.gang.plan.planned_ranks import FactsByHost
+from train.host.records import HostFacts, TensorFlowEnvironment
 
 #: The role tensorflow's own locks of TensorFlow, by variant.
 _LOCKS = REPOSITORY / "roles/tensorflow/files"
@@ -86,7 +86,7 @@ def lock_packages_of_machines(play: connections.Play, args: Args) -> dict[str, o
 
 
 def _installs(
-    environments: Mapping[str, Environment], packages: Packages
+    environments: Mapping[str, TensorFlowEnvironment], packages: Packages
 ) -> dict[str, dict[str, str]]:
     """Return where to install the packages, for each host that lacks them."""
     return {
@@ -96,7 +96,7 @@ def _installs(
     }
 
 
-def _environments(hosts: Hosts) -> dict[str, Environment]:
+def _environments(hosts: FactsByHost) -> dict[str, TensorFlowEnvironment]:
     """Return the hosts' environments. Raise UserError if one cannot be extended with packages."""
     return {
         name: _environment(name, facts["python"], facts["environment"])
@@ -104,7 +104,9 @@ def _environments(hosts: Hosts) -> dict[str, Environment]:
     }
 
 
-def _environment(name: str, python: str, environment: Environment | None) -> Environment:
+def _environment(
+    name: str, python: str, environment: TensorFlowEnvironment | None
+) -> TensorFlowEnvironment:
     if environment is None:
         raise UserError(
             f"{name}: {python} does not belong to an environment created by setup.yml, "
@@ -115,7 +117,7 @@ def _environment(name: str, python: str, environment: Environment | None) -> Env
 
 
 def _locked(
-    environments: Mapping[str, Environment], args: Args, script_folder: Path
+    environments: Mapping[str, TensorFlowEnvironment], args: Args, script_folder: Path
 ) -> Packages | None:
     """Return the locked packages, or None if TensorFlow's environments have all of them."""
     asked = requested.read(requested.find(str(args["requirements"]), script_folder))
@@ -147,14 +149,14 @@ def _locked(
     }
 
 
-def _base(args: Args, environment: Environment) -> Path:
+def _base(args: Args, environment: TensorFlowEnvironment) -> Path:
     own = str(args["tensorflow_requirements"] or "")
     if own:
         return Path(args["playbook_dir"], Path(own).expanduser())
     return _LOCKS / f"{environment['variant']}.txt"
 
 
-def _missing(hosts: Hosts, script_folder: Path) -> list[str]:
+def _missing(hosts: FactsByHost, script_folder: Path) -> list[str]:
     """Return warnings about modules that hosts are known to lack."""
     lacking: dict[str, list[str]] = {}
     for name, facts in hosts.items():
@@ -193,7 +195,7 @@ def keep(packages: Packages, run_dir: Path) -> None:
         shutil.copyfile(path, folder / path.name)
 
 
-def with_packages(hosts: Mapping[str, HostFacts], packages: Packages | None) -> Hosts:
+def with_packages(hosts: Mapping[str, HostFacts], packages: Packages | None) -> FactsByHost:
     """Return the hosts' facts, with the Python of the environment that has the packages."""
     if packages is None:
         return hosts

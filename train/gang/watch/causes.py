@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from train.gang import cause_names
-from train.gang.job_records import RESULT_FILE, RankResult, Result, read_manifest, read_result
+from train.gang.job_records import RESULT_FILE, RankResult, ResultRecord, read_manifest, read_result
 from train.gang.packages.names import package_of
 from train.gang.watch.script_faults import known_fault
 from train.host import ends, records, tracebacks
@@ -211,7 +211,7 @@ def last_line_in(reason: str) -> str:
     return (exited["line"] or "") if exited else ""
 
 
-def failure_of(result: Result) -> Failure:
+def failure_of(result: ResultRecord) -> Failure:
     """Return how an attempt failed, from its ``result.json``."""
     code, reason, answered = None, "", []
     for rank in result["ranks"]:
@@ -244,7 +244,7 @@ def why_not_again(failure: Failure, before: Failure | None, restarts: int, most:
     return ""
 
 
-def next_attempt(result: Result, run_dir: Path) -> Result:
+def next_attempt(result: ResultRecord, run_dir: Path) -> ResultRecord:
     """Return the fields of ``result.json`` about a next attempt."""
     manifest = read_manifest(run_dir)
     if manifest is None or result["state"] != "failed":
@@ -262,7 +262,7 @@ def next_attempt(result: Result, run_dir: Path) -> Result:
     }
 
 
-def last_result(run_dir: Path) -> Result | None:
+def last_result(run_dir: Path) -> ResultRecord | None:
     """Return the result of the last attempt that has ended, or None.
 
     It may have been set aside for an attempt that did not start.
@@ -276,7 +276,11 @@ def give_up(run_dir: Path, reason: str) -> None:
     if last is not None:
         lines = [last.get("message", ""), f"could not be restarted: {reason}"]
         lines += earlier_attempts(run_dir, last.get("attempts", 0))
-        ended: Result = {"message": "\n".join(lines), "restart": False, "restart_reason": reason}
+        ended: ResultRecord = {
+            "message": "\n".join(lines),
+            "restart": False,
+            "restart_reason": reason,
+        }
         records.write_json(str(run_dir / RESULT_FILE), {**last, **ended})
 
 
@@ -288,7 +292,12 @@ def stop_before_next(run_dir: Path, reason: str) -> None:
     if last is not None:
         if not any(line.startswith(f"attempt {last.get('attempts')}:") for line in lines):
             message += f"\nattempt {last.get('attempts')}: {_how(last)}"
-        ended: Result = {"state": "stopped", "message": message, "root_cause": None, "cause": None}
+        ended: ResultRecord = {
+            "state": "stopped",
+            "message": message,
+            "root_cause": None,
+            "cause": None,
+        }
         ended |= {"restart": False, "restart_reason": "", "restart_delay": 0.0}
         records.write_json(str(run_dir / RESULT_FILE), {**last, **ended})
 
@@ -304,7 +313,7 @@ def earlier_attempts(run_dir: Path, current: int) -> list[str]:
     return lines
 
 
-def _how(result: Result) -> str:
+def _how(result: ResultRecord) -> str:
     """Return one line about how an attempt ended."""
     failure = failure_of(result)
     what = result.get("message", "").partition("\n")[0]
@@ -314,7 +323,7 @@ def _how(result: Result) -> str:
     return tracebacks.bounded(what, _LINE) + where
 
 
-def _before(run_dir: Path) -> Result | None:
+def _before(run_dir: Path) -> ResultRecord | None:
     """Return the last result that was set aside for a later attempt."""
     ended = (run_dir / records.ATTEMPTS_DIR).glob(f"*/{RESULT_FILE}")
     last = max(ended, key=lambda path: int(path.parent.name), default=None)

@@ -23,7 +23,7 @@ Probe = Callable[[Target, Peers], Mapping[str, object]]
 
 
 @dataclass(frozen=True)
-class Finding:
+class PeerFinding:
     """The reason why a job cannot continue."""
 
     task: str | None  # the rank at fault, or None if it may be either of two
@@ -41,7 +41,7 @@ def peers_of(cluster: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, int]]
     return found
 
 
-def explain(probed: Mapping[str, Probed], peers: Peers) -> Finding | None:
+def explain(probed: Mapping[str, Probed], peers: Peers) -> PeerFinding | None:
     """Return why the ranks cannot reach each other, from the probes of the hosts that answered.
 
     A rank that is not listening, yet or any more, is not a finding unless its address is wrong.
@@ -51,7 +51,7 @@ def explain(probed: Mapping[str, Probed], peers: Peers) -> Finding | None:
             reason = (
                 f"sends its messages to the other ranks through a proxy, because of {own['proxy']}"
             )
-            return Finding(task, cause_names.PROXY, reason)
+            return PeerFinding(task, cause_names.PROXY, reason)
     for task, (address, port) in peers.items():
         if task not in probed:
             continue
@@ -68,7 +68,7 @@ def explain(probed: Mapping[str, Probed], peers: Peers) -> Finding | None:
                 f"cannot be reached at {address}:{port} (train_job_address): this is not an "
                 f"address of its host, which has {addresses}"
             )
-            return Finding(task, cause_names.ADDRESS, reason)
+            return PeerFinding(task, cause_names.ADDRESS, reason)
     listening = {task for task, own in probed.items() if own["listening"]}
     broken = {(source, to) for source, to in broken_paths(probed) if to in listening}
     return _of_paths(broken, probed, peers)
@@ -76,7 +76,7 @@ def explain(probed: Mapping[str, Probed], peers: Peers) -> Finding | None:
 
 def _of_paths(
     broken: Set[PathBetween], probed: Mapping[str, Probed], peers: Peers
-) -> Finding | None:
+) -> PeerFinding | None:
     """Return the meaning of broken paths to listening ranks."""
     if not broken:
         return None
@@ -86,7 +86,7 @@ def _of_paths(
     if task is None and len(unreached) == len(probed) > 2:
         task = unreached[0]  # the ports of all hosts are closed, and this is one of them
     if task is None:
-        return Finding(None, cause_names.NETWORK, each_other(broken))
+        return PeerFinding(None, cause_names.NETWORK, each_other(broken))
     address, port = peers[task]
     deaf = {source: probed[source]["reached"][task] for source, to in broken if to == task}
     words = ", ".join(f"{other}: {how}" for other, how in sorted(deaf.items()))
@@ -95,11 +95,11 @@ def _of_paths(
         reason = (
             f"listens on port {port}, but no other rank reaches it at {address}:{port} ({words})"
         )
-        return Finding(task, cause_names.BLOCKED, reason)
+        return PeerFinding(task, cause_names.BLOCKED, reason)
     if deafened:
-        return Finding(task, cause_names.NETWORK, how_cut_off(broken, task))
+        return PeerFinding(task, cause_names.NETWORK, how_cut_off(broken, task))
     reason = f"cannot be reached at {address}:{port} by some ranks ({words})"
-    return Finding(task, cause_names.NETWORK, reason)
+    return PeerFinding(task, cause_names.NETWORK, reason)
 
 
 def broken_paths(probed: Mapping[str, Probed]) -> set[PathBetween]:
@@ -191,6 +191,6 @@ class Diagnosis:
         """The paths on which connections have failed so far."""
         return broken_paths(dict(self._probed))
 
-    def finding(self) -> Finding | None:
+    def finding(self) -> PeerFinding | None:
         """Return the meaning of the answers so far."""
         return explain(dict(self._probed), self._peers)

@@ -16,7 +16,7 @@ from train.gang.watch.activity import Activity
 from train.gang.watch.diagnosis import Peers, Probe
 from train.gang.watch.journal import Journal
 from train.gang.watch.notices import Notices
-from train.gang.watch.outcome import Outcome
+from train.gang.watch.outcome import GangOutcome
 from train.gang.watch.polling import Limits, Poll, Ranks, holes_of
 from train.gang.watch.reachability import Reachability
 from train.gang.watch.stragglers import Stragglers
@@ -30,7 +30,7 @@ from train.host.records import Update
 _LOG_TAIL, _PROGRESS_TAIL = 1 << 16, 1 << 20
 
 
-class Gang(Ranks):
+class FollowedGang(Ranks):
     """All ranks of a job. Their files in ``run_dir`` are continued.
 
     Without ``peers``, connections between ranks are not checked. Without ``metrics_dir``, no file
@@ -71,7 +71,7 @@ class Gang(Ranks):
             view.add_progress(records.parse_progress(files["progress"].tail(_PROGRESS_TAIL)))
             view.lines = files["progress"].lines()
 
-    def follow(self) -> Outcome:
+    def follow(self) -> GangOutcome:
         """Follow the ranks until the job is over.
 
         Non-training tasks do not count once training is done. Those that end by themselves, and
@@ -155,7 +155,7 @@ class Gang(Ranks):
             self._journal.say(slow.text)
             self._journal.write(straggler=asdict(slow))
 
-    def _judge(self, now: float) -> Outcome | None:
+    def _judge(self, now: float) -> GangOutcome | None:
         """Return how the job ended, or None if that is not decided yet."""
         self._reachability.check(now)
         self._notices.missing_chief()

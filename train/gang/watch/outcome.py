@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from train.gang import cause_names, suggestions
-from train.gang.job_records import Result
+from train.gang.job_records import ResultRecord
 from train.gang.watch import causes, doubts
 from train.gang.watch.diagnosis import PathBetween, cut_off, each_other, how_cut_off
 from train.gang.watch.views import View, is_secondary, views_in_training
@@ -29,7 +29,7 @@ _NAMED_AS_LOST = re.compile(
 
 
 @dataclass(frozen=True)
-class Outcome:
+class GangOutcome:
     """How the job ended."""
 
     state: str  # ``completed``, ``failed`` or ``stopped``
@@ -174,7 +174,7 @@ def failed_at(
     cause: str = "",
     reason: str = "",
     reported_by: View | None = None,
-) -> Outcome:
+) -> GangOutcome:
     """Return the outcome of a job in which ``view`` was first at fault.
 
     The cause and reason default to those of its state, or to an unreachable host. ``reported_by``
@@ -199,7 +199,7 @@ def failed_at(
     shown = view.last_words(cause) if reported_by is None else ()
     if shown:
         lines.append("its last lines:\n  " + "\n  ".join(shown))
-    return Outcome(
+    return GangOutcome(
         "failed",
         view.target.task,
         "\n".join(lines),
@@ -211,7 +211,7 @@ def failed_at(
 
 def neither_at_fault(
     views: Sequence[View], reason: str, *, now: float, reported_by: View | None = None
-) -> Outcome:
+) -> GangOutcome:
     """Return the outcome of a job in which two ranks lost each other and either may be at fault.
 
     ``reason`` names both ranks.
@@ -224,7 +224,7 @@ def neither_at_fault(
     where = f"the last step reported was {step}" if step is not None else "no step was reported"
     lines = [reason + _reported(reported_by), where, _what_to_do(failure, views[0].target.job)]
     lost = sorted({v.target.host for v in views if v.is_unresponsive(now)})
-    return Outcome(
+    return GangOutcome(
         "failed", None, "\n".join(lines), cause=cause_names.NETWORK, step=step, unreachable=lost
     )
 
@@ -245,7 +245,7 @@ def _waited(views: Sequence[View], first: View) -> float:
     return max(ended, default=0.0) - first.ended_at if "ended_at" in first.state else 0.0
 
 
-def different_weights(training: Sequence[View]) -> Outcome | None:
+def different_weights(training: Sequence[View]) -> GangOutcome | None:
     """Return the outcome if ranks ended with different weights, or None if they are equal."""
     hashes: dict[str, list[str]] = {}
     for view in training:
@@ -255,10 +255,10 @@ def different_weights(training: Sequence[View]) -> Outcome | None:
         return None
     named = "; ".join(f"{value[:12]} on {', '.join(t)}" for value, t in hashes.items())
     reason = f"the ranks ended with different weights: {named}"
-    return Outcome("failed", None, reason, cause=cause_names.WEIGHTS)
+    return GangOutcome("failed", None, reason, cause=cause_names.WEIGHTS)
 
 
-def result_of(job: str, outcome: Outcome, views: Sequence[View], attempts: int) -> Result:
+def result_of(job: str, outcome: GangOutcome, views: Sequence[View], attempts: int) -> ResultRecord:
     """Return ``result.json`` (docs/formats.md). Its metrics are the chief's final ones."""
     training = views_in_training(views)
     metrics = next((view.final_metrics for view in training if view.final_metrics), {})

@@ -27,7 +27,7 @@ from train.gang.watch.fetched import FetchedFile
 from train.gang.watch.views import Target, View
 from train.host import processes, records
 from train.host.ranks import ABSENT
-from train.host.records import Cursor, State, Update
+from train.host.records import Cursor, RankState, Update
 
 LOCK_FILE = ".followed"
 #: Seconds before the second attempt to reach a host, and between two attempts to write a file.
@@ -242,7 +242,7 @@ class Ranks:
             update[name] = text[-_LOG_SEEN:] if name == "log" else text
         return trouble
 
-    def _gap_note(self, view: View, name: reports.FileName, size: int, state: State) -> bytes:
+    def _gap_note(self, view: View, name: reports.FileName, size: int, state: RankState) -> bytes:
         """Return the text that replaces missing bytes in the copy of a file."""
         begin = b"" if self._files[view][name].tail(1) in ("", "\n") else b"\n"
         if name == "progress":
@@ -310,6 +310,6 @@ def _note_left(view: View, update: Update, last: bool) -> None:
     update["more"] = bool(update["left"])
 
 
-def holes_of(state: State) -> Mapping[str, Sequence[int]]:
+def holes_of(state: RankState) -> Mapping[str, Sequence[int]]:
     """Return the gaps in a rank's files (host.limited.Hole)."""
     return state.get("left_out", {})

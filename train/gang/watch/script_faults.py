@@ -11,7 +11,7 @@ from typing import NamedTuple
 from train.host.preflight import INSTALL
 
 
-class Fault(NamedTuple):
+class ScriptFault(NamedTuple):
     """The message of an exception, and a remedy."""
 
     message: re.Pattern[str]
@@ -29,33 +29,33 @@ _ONE_PATH = (
 
 #: Faults of scripts. The first match counts. None of them justifies another attempt.
 FAULTS = (
-    Fault(
+    ScriptFault(
         re.compile(
             r"partially initialized module '(?P<name>\w+)|; '(?P<package>\w+)' is not a package"
         ),
         "a file of the script has the same name as a package and shadows it: rename that file",
     ),
-    Fault(
+    ScriptFault(
         re.compile(r"No module named '(?P<name>horovod|mpi4py)\b"),
         "this launcher supports tf.distribute, not {name}: use "
         "tf.distribute.MultiWorkerMirroredStrategy (docs/your-script.md)",
     ),
-    Fault(
+    ScriptFault(
         re.compile(
             r"No module named '(?P<name>tensorflow\.(?:contrib|examples|estimator)\b[\w.]*)"
         ),
         _OF_ANOTHER_VERSION.format(name="such module") + _MIGRATE,
     ),
-    Fault(
+    ScriptFault(
         re.compile(r"No module named '(?P<name>(?:tensorflow|keras|tf_keras)\.[\w.]+)"),
         _OF_ANOTHER_VERSION.format(name="such module")
         + ", or for the other Keras version (train_job_keras)",
     ),
-    Fault(
+    ScriptFault(
         re.compile(r"No module named '?tensorflow\b"),
         f"{INSTALL}, or set train_job_python to an interpreter with TensorFlow",
     ),
-    Fault(
+    ScriptFault(
         re.compile(
             r"cannot import name '(?P<name>\w+)' from '(?:tensorflow|keras|tf_keras)\b|"
             r"module '(?:keras|tf_keras|tensorflow(?:\.\w+)*\.keras)\b[\w.]*' has no attribute"
@@ -63,15 +63,15 @@ FAULTS = (
         _OF_ANOTHER_VERSION.format(name="such name")
         + ", or for the other Keras version (train_job_keras)",
     ),
-    Fault(
+    ScriptFault(
         re.compile(r"module 'tensorflow[\w.]*' has no attribute '(?P<name>\w+)'"),
         _OF_ANOTHER_VERSION + _MIGRATE,
     ),
-    Fault(
+    ScriptFault(
         re.compile(r"Collective ops must be configured at program startup"),
         "create the strategy first: a TensorFlow operation ran before it",
     ),
-    Fault(
+    ScriptFault(
         re.compile(
             r"tried to connect with a different incarnation|different device incarnation|"
             r"current incarnation doesn't match|[Dd]uplicate task|Inconsistent task|"
@@ -80,32 +80,32 @@ FAULTS = (
         "several processes claim to be the same rank: do not change TF_CONFIG, and create "
         "one strategy in one process",
     ),
-    Fault(
+    ScriptFault(
         re.compile(r"convert a value \(PerReplica"),
         "keep train_job_keras at 2, or write a custom loop with strategy.run: `fit` of "
         "Keras 3 does not work with several workers (docs/your-script.md, Keras 2 and 3)",
     ),
-    Fault(
+    ScriptFault(
         re.compile(r"KeyError: 'evaluator'"),
         "do not create a multi-worker strategy in the evaluator, which is not part of the cluster",
     ),
-    Fault(
+    ScriptFault(
         re.compile(r"Could not start gRPC server|No address added out of total"),
         "end the process that holds the port, or choose another train_job_port; do not "
         "change TF_CONFIG",
     ),
-    Fault(
+    ScriptFault(
         re.compile(r"Found an unshardable source dataset"),
         "shard the data in the script, or set AutoShardPolicy.DATA",
     ),
-    Fault(
+    ScriptFault(
         re.compile(
             r"unable to lock file|MergeV2Checkpoints|_temp/part-\d+|\.data-\d{5}-of-\d{5}\S*[;:] "
             r"No such file"
         ),
         _ONE_PATH,
     ),
-    Fault(
+    ScriptFault(
         re.compile(r"FileExistsError: "),
         "another rank or an earlier attempt created it: pass exist_ok=True, or save in the "
         "chief to $TRAIN_MODEL_DIR",

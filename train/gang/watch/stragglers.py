@@ -36,7 +36,7 @@ _RELEASE = 0.85
 
 
 @dataclass(frozen=True)
-class Finding:
+class PaceFinding:
     """A change in the pace of a job to report."""
 
     task: str | None  # None for all ranks, and
@@ -95,7 +95,7 @@ class Stragglers:
         self._last: dict[str, tuple[float, int]] = {}  # time and step of the newest record
         self._readings: dict[str, deque[Reading]] = {task: deque() for task in hosts}
         self._limit, self._window = limit, window
-        self._reported: Finding | None = None
+        self._reported: PaceFinding | None = None
         self._best: _Times | None = None
 
     def add_record(self, task: str, record: Progress) -> None:
@@ -135,7 +135,7 @@ class Stragglers:
         while len(readings) > 2 and readings[1]["t"] <= reading["t"] - self._window:
             readings.popleft()
 
-    def finding(self) -> Finding | None:
+    def finding(self) -> PaceFinding | None:
         """Return a new finding, or None if nothing has changed.
 
         A finding is repeated if the rank or the cause changes, if hosts provide evidence for the
@@ -180,7 +180,7 @@ class Stragglers:
             for part in ((low, high), (low, half), (half, high))
         ]
 
-    def _slowest(self, windows: list[dict[str, _Times]]) -> Finding | None:
+    def _slowest(self, windows: list[dict[str, _Times]]) -> PaceFinding | None:
         """Return the rank with the longest own part of a step if it is too long in all windows."""
         means = windows[0]
         task = max(means, key=lambda name: means[name].own)
@@ -207,9 +207,9 @@ class Stragglers:
             f"{'waiting for its examples' if cause == 'input' else 'computing'}: "
             f"{'; '.join(evidence) or unknown}"
         )
-        return Finding(task, host, cause, text, round(factor, 2), evidence)
+        return PaceFinding(task, host, cause, text, round(factor, 2), evidence)
 
-    def _exchange(self, windows: list[dict[str, _Times]]) -> Finding | None:
+    def _exchange(self, windows: list[dict[str, _Times]]) -> PaceFinding | None:
         """Return a finding if the exchange is slow even for the rank that waits least."""
         worst = [
             _Times(
@@ -244,9 +244,9 @@ class Stragglers:
             "longer: the network is slow, or hosts are busy (the times do not show which)"
         )
         text = "; ".join([text, *evidence])
-        return Finding(None, None, "network", text, round(factor, 2), evidence)
+        return PaceFinding(None, None, "network", text, round(factor, 2), evidence)
 
-    def _by_hosts(self) -> Finding | None:
+    def _by_hosts(self) -> PaceFinding | None:
         """Return the only rank with hindered processors, for scripts that report no times."""
         readings = self._readings
         if len(readings) < 2 or any(span(seen) < 0.8 * self._window for seen in readings.values()):
@@ -260,7 +260,7 @@ class Stragglers:
             f"{task} ({host}) may be the slowest rank: {'; '.join(evidence)}; its script "
             "does not report step times, so it is unknown whether the others wait for it"
         )
-        return Finding(task, host, "cpu", text, None, evidence)
+        return PaceFinding(task, host, "cpu", text, None, evidence)
 
 
 def _between(samples: Iterable[_Sample], low: float, high: float) -> list[_Sample]:
@@ -288,7 +288,7 @@ def _times(value: Mapping[str, object]) -> _Times | None:
     return _Times(*known) if len(known) == len(parts) else None
 
 
-def _over(found: Finding | None) -> Finding | None:
+def _over(found: PaceFinding | None) -> PaceFinding | None:
     """Return a finding that the reported slowness is over."""
     if found is None:
         return None
@@ -298,7 +298,7 @@ def _over(found: Finding | None) -> Finding | None:
         text = f"{found.task} ({found.host}): its processors are no longer slowed down"
     else:
         text = f"{found.task} ({found.host}) keeps up with the others again"
-    return Finding(found.task, found.host, "none", text)
+    return PaceFinding(found.task, found.host, "none", text)
 
 
 def number(value: object) -> float | None:

@@ -13,11 +13,11 @@ from typing import Any
 from train.gang import cause_names
 from train.gang.watch import doubts
 from train.gang.watch.activity import Activity
-from train.gang.watch.diagnosis import Diagnosis, Finding, PathBetween, Peers, Probe
+from train.gang.watch.diagnosis import Diagnosis, PathBetween, PeerFinding, Peers, Probe
 from train.gang.watch.journal import Journal
 from train.gang.watch.outcome import (
     FROZEN_LIMIT,
-    Outcome,
+    GangOutcome,
     different_weights,
     failed_at,
     first_of,
@@ -80,9 +80,9 @@ class Verdict:
         self._probe_at: float | None = None
         self._probed = 0
         self._steps: list[int | None] = []
-        self._found: Finding | None = None
+        self._found: PeerFinding | None = None
 
-    def reach(self, now: float, is_cut: bool) -> Outcome | None:
+    def reach(self, now: float, is_cut: bool) -> GangOutcome | None:
         """Return how the job ended, or None if that is not decided yet. ``is_cut``: there is no
         connection to any host.
         """
@@ -106,7 +106,7 @@ class Verdict:
             return self._found_at(found, now)
         return None
 
-    def _stop(self, stopped: Sequence[View], now: float) -> Outcome | None:
+    def _stop(self, stopped: Sequence[View], now: float) -> GangOutcome | None:
         """Return the outcome of a stopped job, once all reachable ranks have ended."""
         self._stopped_at = now if self._stopped_at is None else self._stopped_at
         late = [v for v in self.views if not v.final and not v.is_unresponsive(now)]
@@ -114,13 +114,13 @@ class Verdict:
             return None
         reasons = list(dict.fromkeys(view.state.get("reason") or "was stopped" for view in stopped))
         if len(reasons) == 1 and all(view.phase == records.STOPPED for view in self._training):
-            return Outcome("stopped", None, f"the job {reasons[0]}")
+            return GangOutcome("stopped", None, f"the job {reasons[0]}")
         named = (
             f"{view.target.task} {view.state.get('reason') or 'was stopped'}" for view in stopped
         )
-        return Outcome("stopped", None, "; ".join(named))
+        return GangOutcome("stopped", None, "; ".join(named))
 
-    def _first_failure(self, failed: Sequence[View], now: float) -> Outcome | None:
+    def _first_failure(self, failed: Sequence[View], now: float) -> GangOutcome | None:
         """Return the outcome if ranks have failed, once the first one at fault is certain."""
         if self._suspect is None or self._suspect[0] not in failed:
             self._suspect = (failed[0], now)
@@ -167,14 +167,14 @@ class Verdict:
         last = max(self._alone_at, *(self._activity[view].at for view in waiting))
         return alone if now - last > self._limits.start_timeout else None
 
-    def _did_not_join(self, view: View, now: float) -> Outcome:
+    def _did_not_join(self, view: View, now: float) -> GangOutcome:
         """Return the outcome if a rank has trained without the others, which waited for it."""
         others = [other for other in self._training if other.phase != records.COMPLETED]
         named = ", ".join(other.target.task for other in others)
         reason = f"{doubts.TRAINED_ALONE}; {named} waited for it"
         return failed_at(self.views, view, now=now, cause=cause_names.ALONE, reason=reason)
 
-    def _overdue(self, view: View, now: float) -> Finding | None:
+    def _overdue(self, view: View, now: float) -> PeerFinding | None:
         """Return why a rank that has not failed keeps the job waiting, or None."""
         limits, task = self._limits, view.target.task
         if view.silence(now) <= limits.unreachable_timeout:
@@ -183,10 +183,10 @@ class Verdict:
             limit = f"{limits.unreachable_timeout:g} s (train_job_unreachable_timeout)"
             trouble = f": {view.trouble}" if view.trouble else ""
             reason = f"was unreachable for {limit}{trouble}; {evidence}"
-            return Finding(task, cause_names.UNREACHABLE, reason)
+            return PeerFinding(task, cause_names.UNREACHABLE, reason)
         if view.frozen_since is not None and now - view.frozen_since > FROZEN_LIMIT:
             reason = f"was stopped for {FROZEN_LIMIT:g} s by a signal or a debugger"
-            return Finding(task, cause_names.FROZEN, reason)
+            return PeerFinding(task, cause_names.FROZEN, reason)
         if view.phase != ABSENT:
             return None
         if view.target.start_error and not self._is_cut:
@@ -196,9 +196,9 @@ class Verdict:
             view.trouble = f"did not start within {limit}"
         else:
             return None
-        return Finding(task, cause_names.NOT_STARTED, view.trouble)
+        return PeerFinding(task, cause_names.NOT_STARTED, view.trouble)
 
-    def _kept_waiting(self, needed: Sequence[View]) -> Finding | None:
+    def _kept_waiting(self, needed: Sequence[View]) -> PeerFinding | None:
         """Notice ranks that have not opened their port, but whose supervisors see signs of life.
 
         Return the one for which another running rank has waited too long, or None.
@@ -219,7 +219,9 @@ class Verdict:
             return None
         view = min(late, key=lambda one: one[1])[0]
         reason = f"did not open its port while others waited for {limit:g} s"
-        return Finding(view.target.task, START_TIMEOUT, f"{reason} (train_job_start_wait_timeout)")
+        return PeerFinding(
+            view.target.task, START_TIMEOUT, f"{reason} (train_job_start_wait_timeout)"
+        )
 
     def _evidence_of_loss(self, view: View, now: float) -> str:
         """Return evidence that an unreachable host is lost, or an empty text.
@@ -247,7 +249,7 @@ class Verdict:
         found = ", ".join(f"{other}: {how}" for other, how in reached.items())
         return f"other ranks cannot reach it either ({found})"
 
-    def _unreached(self, now: float) -> Finding | None:
+    def _unreached(self, now: float) -> PeerFinding | None:
         """Make the ranks of a job without new steps check their connections.
 
         A finding counts when two checks agree. TensorFlow notices nothing if two ranks lose each
@@ -278,13 +280,13 @@ class Verdict:
         """Make the hosts of some ranks check their connections to the others."""
         return Diagnosis([view.target for view in views], self._peers, self._probe)
 
-    def _found_at(self, found: Finding, now: float) -> Outcome:
+    def _found_at(self, found: PeerFinding, now: float) -> GangOutcome:
         if found.task is None:
             return neither_at_fault(self.views, found.reason, now=now)
         view = next(view for view in self.views if view.target.task == found.task)
         return failed_at(self.views, view, now=now, cause=found.cause, reason=found.reason)
 
-    def _lost_by_all(self, failed: Sequence[View], now: float, waited: float) -> Outcome | None:
+    def _lost_by_all(self, failed: Sequence[View], now: float, waited: float) -> GangOutcome | None:
         """Return the outcome if all failed ranks report only that they lost another one.
 
         Return None if more ranks are expected to report, ``waited`` seconds after the first one.
@@ -329,7 +331,7 @@ class Verdict:
             tried |= diagnosis.tried if diagnosis is not None else set()
         return tried, set()
 
-    def _end(self, training: Sequence[View], now: float) -> Outcome | None:
+    def _end(self, training: Sequence[View], now: float) -> GangOutcome | None:
         """Return the outcome of a job whose training is done, once all other tasks have ended."""
         self._trained_at = now if self._trained_at is None else self._trained_at
         others = [view for view in self.views if view.target.non_training]
@@ -363,7 +365,7 @@ class Verdict:
                     f"{fates[-1]}: the last checkpoint may not have been evaluated; {remedy}"
                 )
         message = "; ".join(["the training completed", *fates]) if fates else "all ranks completed"
-        return Outcome("completed", None, message, doubts=unsure)
+        return GangOutcome("completed", None, message, doubts=unsure)
 
     def _evaluates(self, view: View, now: float, seen: bool = False) -> bool:
         """Return whether an evaluator may be at work, even if it writes no records, or (``seen``)

@@ -13,7 +13,7 @@ from train.gang.watch.causes import TERMINATED, exception_in, last_line_in
 from train.gang.watch.script_faults import known_fault
 from train.host import console, ends, records, tracebacks
 from train.host.ranks import ABSENT
-from train.host.records import Progress, State
+from train.host.records import Progress, RankState
 from train.host.terminal import LogLines
 
 TAIL_LINES = 20
@@ -69,7 +69,7 @@ class Target:
         """Whether training can continue without it: a worker with parameter servers."""
         return self.non_training and self.task.startswith("worker-")
 
-    def is_of_attempt(self, state: State) -> bool:
+    def is_of_attempt(self, state: RankState) -> bool:
         """Return whether a state belongs to the followed attempt."""
         return state.get("attempt", self.attempt) == self.attempt
 
@@ -104,7 +104,7 @@ class View:
     """The known state of a rank. Times are in seconds of the monotonic clock."""
 
     target: Target
-    state: State = field(default_factory=lambda: State(phase=ABSENT))
+    state: RankState = field(default_factory=lambda: RankState(phase=ABSENT))
     record: Progress = field(default_factory=lambda: Progress())
     metrics: dict[str, float | str] = field(default_factory=dict)
     final_metrics: dict[str, float | str] = field(default_factory=dict)  # of whole epochs

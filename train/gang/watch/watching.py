@@ -20,7 +20,7 @@ from train.gang.job_records import (
     RESULT_FILE,
     PlannedRank,
     RankResult,
-    Result,
+    ResultRecord,
     read_manifest,
     read_result,
     staged,
@@ -67,7 +67,7 @@ def report(play: connections.Play, args: Args) -> dict[str, object]:
     run_dir = Path(args["run_dir"]).expanduser()
     gang = _gang(play, args, lambda line: None)
     gang.drain(connections.say)
-    ended = outcome.Outcome(**(records.read_json(str(run_dir / OUTCOME_FILE)) or {}))
+    ended = outcome.GangOutcome(**(records.read_json(str(run_dir / OUTCOME_FILE)) or {}))
     if args["trouble"]:
         attach = suggestions.command("attach", job=args["job"])
         reason = f"its results were not fetched: {args['trouble']}; try again with `{attach}`"
@@ -99,7 +99,7 @@ def report(play: connections.Play, args: Args) -> dict[str, object]:
     return {**follows, "then": then, "result": result, "warnings": warnings}
 
 
-def _next_attempt(known: Result | None, result: Result, run_dir: Path) -> Result:
+def _next_attempt(known: ResultRecord | None, result: ResultRecord, run_dir: Path) -> ResultRecord:
     """Return the fields of ``result.json`` about a next attempt.
 
     The reported end of a job does not change when a user attaches to it. Only the control node
@@ -112,10 +112,10 @@ def _next_attempt(known: Result | None, result: Result, run_dir: Path) -> Result
     if known["state"] == "stopped" and result["state"] == "failed":
         names = ("state", "message", "root_cause", "cause")
         ended |= {name: value for name, value in known.items() if name in names}
-    return cast("Result", {**following, **ended})
+    return cast("ResultRecord", {**following, **ended})
 
 
-def _announce_restart(run_dir: Path, result: Result) -> None:
+def _announce_restart(run_dir: Path, result: ResultRecord) -> None:
     """Show that another attempt follows, and record it in ``events.jsonl``."""
     number, delay = result["attempts"] + 1, result["restart_delay"]
     names = ("root_cause", "cause", "message")
@@ -135,7 +135,7 @@ def _trouble_with_files(play: connections.Play, args: Args, rank: RankResult) ->
     return ""
 
 
-def _all_doubts(known: Result | None, result: Result) -> list[str]:
+def _all_doubts(known: ResultRecord | None, result: ResultRecord) -> list[str]:
     """Return a result's doubts and those of an earlier watch, which cannot be observed again."""
     same = known is not None and known["state"] == result["state"]
     earlier = known.get("doubts", []) if known is not None and same else []
@@ -151,9 +151,9 @@ def notify_end(play: connections.Play, run_dir: Path, metrics_dir: str) -> list[
     return _notify(play, ended, run_dir, ["end"])
 
 
-def _gang(play: connections.Play, args: Args, say: Callable[[str], None]) -> follow.Gang:
+def _gang(play: connections.Play, args: Args, say: Callable[[str], None]) -> follow.FollowedGang:
     """Return the ranks of the job, ready to be followed."""
-    run_dir, hosts = Path(args["run_dir"]).expanduser(), Hosts(play)
+    run_dir, hosts = Path(args["run_dir"]).expanduser(), RankHosts(play)
     manifest: Any = read_manifest(run_dir) or {}
     targets = []
     for host, found, planned in _ranks(play, args, manifest.get("ranks", ())):
@@ -163,7 +163,9 @@ def _gang(play: connections.Play, args: Args, say: Callable[[str], None]) -> fol
     configs = list(manifest.get("tf_config", {}).values())
     peers = diagnosis.peers_of(configs[0]["cluster"]) if configs else {}
     limits, folder = _limits(args), args["metrics_dir"]
-    return follow.Gang(targets, run_dir, hosts.poll, say, limits, peers, hosts.probe, folder)
+    return follow.FollowedGang(
+        targets, run_dir, hosts.poll, say, limits, peers, hosts.probe, folder
+    )
 
 
 def _ranks(
@@ -198,7 +200,7 @@ def fetch_logs(play: connections.Play, args: Args) -> dict[str, object]:
         f"another process already writes the logs of a job to {folder}: choose another folder "
         "(train_job_logs_dir)"
     )
-    logs = _Logs(targets, folder, Hosts(play).poll, _limits(args), busy)
+    logs = _Logs(targets, folder, RankHosts(play).poll, _limits(args), busy)
     return logs.fetch([int(rank["log_from"]) for rank in args["ranks"]], growing)
 
 
@@ -241,7 +243,7 @@ class _Logs(polling.Ranks):
 
 
 def _notify(
-    play: connections.Play, result: Result, run_dir: Path, events: Sequence[str]
+    play: connections.Play, result: ResultRecord, run_dir: Path, events: Sequence[str]
 ) -> list[str]:
     """Send notifications about the job's result. Return any errors."""
     hosts = [rank["host"] for rank in result["ranks"]]
@@ -280,7 +282,7 @@ def _target(
     )
 
 
-class Hosts:
+class RankHosts:
     """Asks the ranks' hosts, over connections of the play."""
 
     def __init__(self, play: connections.Play) -> None:
