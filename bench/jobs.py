@@ -27,7 +27,7 @@ from tests.support.lab import (
     tensorflow_testbed,
 )
 from tests.support.testbed import Rank, Testbed, running_testbed
-from train.host import processes, records
+from train.host import json_files, processes, progress_records, rank_environment, rank_files
 
 TASKS = ("worker-0", "worker-1")
 OPTIONS = ("--epochs=1000000", "--evaluate-every=0", "--checkpoint-every=200")
@@ -62,16 +62,16 @@ def killed_rank(task: str) -> dict[str, float]:
         def first_step(attempt: int) -> float:
             times = []
             for rank in ranks:
-                spec = records.read_json(str(rank / records.RANK_FILE)) or {"attempt": 0}
-                progress = rank / records.PROGRESS_FILE
+                spec = json_files.read_json(str(rank / rank_files.RANK_FILE)) or {"attempt": 0}
+                progress = rank / rank_files.PROGRESS_FILE
                 if spec["attempt"] != attempt or not progress.exists():
                     return 0.0
-                found = records.parse_progress(progress.read_text())
+                found = progress_records.parse_progress(progress.read_text())
                 times.append(next((record["t"] for record in found if record.get("step")), 0.0))
             return max(times) if all(times) else 0.0
 
         def stopped() -> float:
-            marked = processes.marked(records.ENV_RANK_DIR)
+            marked = processes.marked(rank_environment.ENV_RANK_DIR)
             return 0.0 if any(Path(rank_dir) in ranks for _, rank_dir in marked) else time.time()
 
         def failed(event: dict[str, Any]) -> bool:

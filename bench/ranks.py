@@ -14,7 +14,8 @@ from statistics import median
 from typing import Any, TypeVar
 
 from tests.support.lab import REPOSITORY, Command, Lab
-from train.host.records import ENV_MALLOC, MALLOC_OPTIONS, Progress
+from train.host.progress_records import Progress
+from train.host.rank_environment import ENV_MALLOC, MALLOC_OPTIONS
 
 Case = TypeVar("Case")
 Found = TypeVar("Found")

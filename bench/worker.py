@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 
 from bench import ranks
-from train.host.records import ENV_MALLOC, MALLOC_OPTIONS
+from train.host.rank_environment import ENV_MALLOC, MALLOC_OPTIONS
 
 LOOPS = Path(__file__).with_name("loops.py")
 #: Examples per step of each of two pinned processes.

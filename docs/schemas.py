@@ -13,7 +13,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddic
 
 from train.gang.doctor.doctor_records import Examined
 from train.gang.job_records import Load, Manifest, RankEvent, ResultRecord
-from train.host.records import Progress, RankSpec, RankState
+from train.host.progress_records import Progress
+from train.host.records import RankSpec, RankState
 
 #: The file, or the line in it, that each schema describes.
 RECORDS = {

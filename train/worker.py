@@ -36,8 +36,11 @@ import sys
 import traceback
 from typing import Any
 
+from host.plain_text import note
+from host.progress_records import ProgressWriter
+
 # Nothing here imports TensorFlow, because options must be checked within a tenth of a second.
-from host.records import ENV_GRPC, GRPC_OPTIONS, ProgressWriter, note
+from host.rank_environment import ENV_GRPC, GRPC_OPTIONS
 from training.cluster import ConfigError, TrainingError, read_launch
 from training.results import Results
 from training.settings import Settings, check, parse

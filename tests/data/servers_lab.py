@@ -10,7 +10,8 @@ import sys
 import traceback
 
 import tensorflow as tf
-from host.records import ENV_GRPC, GRPC_OPTIONS, ProgressWriter
+from host.rank_environment import ENV_GRPC, GRPC_OPTIONS
+from host.progress_records import ProgressWriter
 from tensorflow.python.data.experimental.ops import testing
 from training import gang, servers
 from training.cluster import TrainingError, read_tf_config

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.lab import REPOSITORY
-from train.host import records
+from train.host import json_files, rank_files, records
 
 
 def stage(folder: Path, task: str, script: Path, *arguments: str, **fields: Any) -> Path:
@@ -25,7 +25,7 @@ def stage(folder: Path, task: str, script: Path, *arguments: str, **fields: Any)
     """
     rank_dir = folder / "jobs/bare" / task
     rank_dir.mkdir(parents=True)
-    (rank_dir / records.CODE_DIR).symlink_to(script.parent)
+    (rank_dir / rank_files.CODE_DIR).symlink_to(script.parent)
     spec = {
         "job": "bare",
         "task": task,
@@ -55,8 +55,8 @@ def stage(folder: Path, task: str, script: Path, *arguments: str, **fields: Any)
         "log_limit": 0,
         "leases": {"created_at": 1.0, "folder": str(folder), "resources": {}, "tokens": {}},
     }
-    (rank_dir / records.RANK_FILE).write_text(json.dumps({**spec, **fields}))
-    (rank_dir / records.TF_CONFIG_FILE).write_text("{}")
+    (rank_dir / rank_files.RANK_FILE).write_text(json.dumps({**spec, **fields}))
+    (rank_dir / rank_files.TF_CONFIG_FILE).write_text("{}")
     return rank_dir
 
 
@@ -103,7 +103,7 @@ def marked() -> dict[int, list[str]]:
 
 def state(rank_dir: Path) -> dict[str, Any]:
     """Return the contents of ``state.json``."""
-    return records.read_json(str(rank_dir / records.STATE_FILE)) or {}
+    return json_files.read_json(str(rank_dir / rank_files.STATE_FILE)) or {}
 
 
 def wait_until(condition: Callable[[], Any], what: object, timeout: float = 60) -> None:

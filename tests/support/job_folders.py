@@ -12,7 +12,7 @@ from typing import Any
 import jsonschema
 
 from tests.support.lab import REPOSITORY, Lab
-from train.host import processes, records
+from train.host import processes, rank_files, records
 
 DAY = 86_400.0
 
@@ -50,10 +50,10 @@ def lay_out(
         "non_training": False,
         "environment": {"TOKEN": "hunter2"},
     }
-    (rank_dir / records.RANK_FILE).write_text(json.dumps(spec))
-    (rank_dir / records.LOG_FILE).write_bytes(log)
+    (rank_dir / rank_files.RANK_FILE).write_text(json.dumps(spec))
+    (rank_dir / rank_files.LOG_FILE).write_bytes(log)
     if progress is not None:
-        (rank_dir / records.PROGRESS_FILE).write_text(json.dumps(progress) + "\n")
+        (rank_dir / rank_files.PROGRESS_FILE).write_text(json.dumps(progress) + "\n")
     if phase != "absent":
         about = {"phase": phase, "attempt": attempt, "started_at": now - ago - 60, "reason": ""}
         if phase in records.ALIVE_PHASES:
@@ -62,7 +62,7 @@ def lay_out(
             about["boot_id"] = processes.boot_id()
         else:
             about["ended_at"] = now - ago
-        (rank_dir / records.STATE_FILE).write_text(json.dumps({**about, **state}))
+        (rank_dir / rank_files.STATE_FILE).write_text(json.dumps({**about, **state}))
     for path in rank_dir.iterdir():
         os.utime(path, (now - ago, now - ago))
     return rank_dir
@@ -80,7 +80,7 @@ def write_manifest(
         "created_at": time.time() - created_ago,
         "policy": {"max_restarts": 3},
     }
-    (root / "jobs" / job / records.JOB_FILE).write_text(json.dumps(manifest))
+    (root / "jobs" / job / rank_files.JOB_FILE).write_text(json.dumps(manifest))
 
 
 def jobs_in(root: Path) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.lab import REPOSITORY, clean_environment
-from train.host.records import ENV_MALLOC, MALLOC_OPTIONS
+from train.host.rank_environment import ENV_MALLOC, MALLOC_OPTIONS
 
 _PROGRAM = REPOSITORY / "tests/data/forks.py"
 

@@ -26,7 +26,7 @@ from tests.support.training_ranks import WORKER
 from train.cli.ansible_options import parse_variables
 from train.cli.main import build_parser
 from train.gang.packages.requested import INDEXES
-from train.host import records
+from train.host import rank_environment, records
 
 README = REPOSITORY / "README.md"
 
@@ -313,7 +313,7 @@ def test_examples_of_formats_are_json_with_documented_fields() -> None:
 
 
 def test_variables_that_a_rank_finds_are_documented() -> None:
-    names = {value for key, value in vars(records).items() if key.startswith("ENV_")}
+    names = {value for key, value in vars(rank_environment).items() if key.startswith("ENV_")}
     assert names == set(re.findall(r"`((?:TRAIN|TF_GRPC|GLIBC)_[A-Z_]+)`", YOUR_SCRIPT.read_text()))
 
 

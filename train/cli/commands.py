@@ -34,8 +34,8 @@ from train.gang.errors import UserError
 from train.gang.job_records import MergedJob
 from train.gang.plan.script_files import WORKER, find_script
 from train.gang.scratch import Scratch
-from train.host import records
-from train.host.ranks import ABSENT
+from train.host import plain_text, records
+from train.host.records import ABSENT
 from train.host.tensorboard import ADDRESS, start_board
 
 
@@ -384,7 +384,7 @@ def _tensorboard_here(python: str, runs_dir: str, named: list[str], port: int) -
         if interrupts:
             return Exit.COMPLETED
         last = output.read_text("utf-8", errors="replace").strip().splitlines()[-1:]
-    complain("tensorboard", f"TensorBoard exited: {records.clean(' '.join(last), 500)}")
+    complain("tensorboard", f"TensorBoard exited: {plain_text.clean(' '.join(last), 500)}")
     return Exit.FAILED
 
 

@@ -21,7 +21,7 @@ from rich.text import Text
 from train.cli.job import Event, Result
 from train.gang import lines
 from train.gang.job_records import RankEvent, read_manifest
-from train.host import records
+from train.host import plain_text, records
 
 #: Seconds between two plain lines of a rank within an epoch, and between lines about all ranks.
 _PLAIN_INTERVAL = 10.0
@@ -141,7 +141,7 @@ def fraction(seen: RankEvent) -> float | None:
 def short_names(hosts: Iterable[str]) -> dict[str, str]:
     """Return the hosts' names without their domains if they remain unique."""
     names = {host: host.partition(".")[0] for host in hosts}
-    whole = len(set(names.values())) < len(names) or any(map(records.is_number, names.values()))
+    whole = len(set(names.values())) < len(names) or any(map(plain_text.is_number, names.values()))
     return {host: host for host in names} if whole else names
 
 

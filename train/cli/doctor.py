@@ -33,7 +33,7 @@ from train.gang.errors import UserError
 from train.gang.job_records import read_result
 from train.gang.login_failures import names_of
 from train.gang.plan.script_files import WORKER
-from train.host import records
+from train.host import progress_records
 from train.host.checkup import Checkup
 from train.host.links import Link
 
@@ -435,7 +435,7 @@ def _trained(result: Result, hosts: int) -> Trained:
     """Return the step time of a training: that of the slowest rank, without the first steps."""
     found = []
     for path in sorted((result.run_dir / "progress").glob("*.jsonl")):
-        seen = records.parse_progress(path.read_text("utf-8", errors="replace"))
+        seen = progress_records.parse_progress(path.read_text("utf-8", errors="replace"))
         late = [
             one["step_time"] for one in seen if one.get("step", 0) > WARM and "step_time" in one
         ]

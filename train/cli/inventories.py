@@ -16,7 +16,7 @@ from typing import Any
 from train.cli.ansible_options import AnsibleOptions, Inventory, Variables, absolute, options_of
 from train.gang.job_records import MANIFEST_FILE, read_manifest
 from train.gang.suggestions import CONNECTION_VARIABLES
-from train.host import records
+from train.host import json_files
 
 CONNECTION_FILE = "connection.json"
 #: Options that apply to one command, not to the job.
@@ -39,13 +39,13 @@ def keep(run_dir: Path, options: AnsibleOptions, variables: Variables) -> None:
         "asked": asked,
         "variables": {n: v for n, v in variables.items() if n in CONNECTION_VARIABLES},
     }
-    records.write_json(str(run_dir / CONNECTION_FILE), kept, mode=0o600)
+    json_files.write_json(str(run_dir / CONNECTION_FILE), kept, mode=0o600)
 
 
 def kept(run_dir: Path) -> dict[str, Any] | None:
     """Return what ``keep`` saved in a job's folder, or None if it is missing or unusable."""
     try:
-        found = records.read_json(str(run_dir / CONNECTION_FILE))
+        found = json_files.read_json(str(run_dir / CONNECTION_FILE))
     except ValueError:
         return None
     if not isinstance(found, dict) or not isinstance(found.get("variables"), dict):

@@ -33,7 +33,7 @@ from train.gang.plan import withdrawal
 from train.gang.plan.script_files import WORKER, find_includes, find_script
 from train.gang.run_folders import check_id, choose_job
 from train.gang.variables import job_variables
-from train.host import records
+from train.host import json_files, records
 
 #: Seconds to wait for the start of a gang to finish before leaving the job.
 _START_LIMIT = 60.0
@@ -161,7 +161,7 @@ def host_python(variables: Variables) -> Path:
 def keep(job: str, variables: Variables) -> None:
     """Write the role's ``variables`` into the job's folder, except possible secrets."""
     kept = {n: v for n, v in variables.items() if n.startswith("train_job_") and n not in _SECRET}
-    records.write_json(str(run_dir_of(job, variables) / VARIABLES_FILE), kept, mode=0o600)
+    json_files.write_json(str(run_dir_of(job, variables) / VARIABLES_FILE), kept, mode=0o600)
 
 
 def with_kept(job: str, variables: Variables | None) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def with_kept(job: str, variables: Variables | None) -> dict[str, Any]:
     """
     given = dict(variables or {})
     path = run_dir_of(job, given) / VARIABLES_FILE
-    kept = (records.read_json(str(path)) or {}) if job else {}
+    kept = (json_files.read_json(str(path)) or {}) if job else {}
     found = {
         name: value
         for name, value in kept.items()

@@ -24,14 +24,14 @@ from train.gang.doctor import PARTS
 from train.gang.errors import UserError
 from train.gang.packages.requested import NEXT_TO_SCRIPT
 from train.gang.run_folders import check_id
-from train.host import faults, records
+from train.host import faults, plain_text
 
 #: A command: takes the parsed command line and the variables of ``-e``, returns an exit code.
 _Handler = Callable[[argparse.Namespace, Variables], int]
 
 
 def _count(text: str, least: int = 0) -> int:
-    if not records.is_number(text) or int(text) < least:
+    if not plain_text.is_number(text) or int(text) < least:
         raise argparse.ArgumentTypeError(f"{text} is not a whole number of {least} or more")
     return int(text)
 

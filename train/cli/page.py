@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from train.gang import lines
-from train.host import records
+from train.host import json_files, plain_text
 
 #: A chart: ``title``, ``traces`` and ``layout`` for Plotly; whether it is ``wide``.
 Chart = dict[str, Any]
@@ -38,11 +38,11 @@ def write(path: Path, template: str, charts: Sequence[Chart], **values: Any) -> 
     )
     environment.filters["number"] = lines.number
     environment.filters["when"] = _when
-    environment.filters["words"] = lambda words: records.clean(shlex.join(words), _LONGEST)
+    environment.filters["words"] = lambda words: plain_text.clean(shlex.join(words), _LONGEST)
     environment.filters["pretty"] = lambda value: json.dumps(value, indent=1, sort_keys=True)
     plotly = (resources.files("plotly") / "package_data/plotly.min.js").read_text("utf-8")
     page = environment.get_template(template).render(charts=charts, plotly=plotly, **values)
-    records.write_text(str(path), page, mode=0o666, durable=False)
+    json_files.write_text(str(path), page, mode=0o666, durable=False)
     return path
 
 

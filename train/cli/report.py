@@ -29,8 +29,8 @@ from train.gang.job_records import (
     read_result,
 )
 from train.gang.watch.stragglers import rates
-from train.host import records, tail, terminal
-from train.host.records import Progress
+from train.host import plain_text, progress_records, records, tail, terminal
+from train.host.progress_records import Progress
 
 #: Maximum number of characters to read of a rank's progress file.
 _MAX_PROGRESS = 1 << 23
@@ -143,7 +143,7 @@ def read(run_dir: Path) -> tuple[Manifest, list[AttemptFiles]]:
     planned = {about["attempt"]: about["planned_at"] for about in manifest["attempts"]}
     last = manifest["attempt"]
     numbers = [
-        int(path.name) for path in run_dir.glob("attempts/*") if records.is_number(path.name)
+        int(path.name) for path in run_dir.glob("attempts/*") if plain_text.is_number(path.name)
     ]
     found = []
     for number in [*sorted(set(numbers) - {last}), last]:
@@ -176,7 +176,7 @@ def _read_progress(path: Path) -> list[Progress]:
     text = path.read_text("utf-8", errors="replace")
     every = 1 + len(text) // _MAX_PROGRESS
     lines = text.splitlines()
-    found = records.parse_progress("\n".join(lines[::-every][::-1]))
+    found = progress_records.parse_progress("\n".join(lines[::-every][::-1]))
     return [record for record in found if isinstance(record.get("t", 0.0), (int, float))]
 
 
@@ -192,7 +192,7 @@ def _read_load(path: Path) -> list[Load]:
 def _tail(path: Path) -> str:
     """Return the last lines of a log; of a progress bar, only the last state."""
     last = terminal.lines_of(tail.read_last(str(path), _LOG_BYTES))[-_LOG_LINES:]
-    return "\n".join(records.clean(line, _LOG_WIDTH) for line in last).strip("\n")
+    return "\n".join(plain_text.clean(line, _LOG_WIDTH) for line in last).strip("\n")
 
 
 def all_records(attempts: Iterable[AttemptFiles]) -> Iterator[Progress]:
@@ -396,7 +396,7 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
         value = {str(item.get("task", number)): item for number, item in enumerate(value)}
     if not isinstance(value, dict):
         text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
-        yield name, records.clean(text, _LONGEST)
+        yield name, plain_text.clean(text, _LONGEST)
         return
     for key, item in value.items():
         if key not in _PASSING:
@@ -440,7 +440,7 @@ def _hosts(manifest: Manifest) -> str:
     named = ", ".join(hosts[:_SHOWN_HOSTS])
     if len(hosts) > _SHOWN_HOSTS:
         named += f" and {len(hosts) - _SHOWN_HOSTS} more"
-    return records.clean(
+    return plain_text.clean(
         f"{len(ranks)} {'rank' if len(ranks) == 1 else 'ranks'} on {named}", _LONGEST
     )
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from train.host import records
+from train.host import plain_text
 
 #: Bytes of headers and padding to allow for each member.
 _PER_MEMBER = 10_240
@@ -88,7 +88,7 @@ def digest(archive: Path, limit: int) -> str:
         for member in tar:
             content = tar.extractfile(member) if member.isreg() else None
             if content is None:
-                raise ArchiveError(f"{records.clean(member.name, 200)} is not a regular file")
+                raise ArchiveError(f"{plain_text.clean(member.name, 200)} is not a regular file")
             found.update(member.name.encode("utf-8", "surrogateescape") + b"\0")
             while block := content.read(1 << 20):
                 found.update(block)
@@ -96,7 +96,7 @@ def digest(archive: Path, limit: int) -> str:
 
 
 def _check(member: tarfile.TarInfo, names: Collection[str]) -> None:
-    shown = records.clean(member.name, 200)
+    shown = plain_text.clean(member.name, 200)
     parts = member.name.split("/")
     if parts[0] not in names or {"", ".", ".."} & set(parts) or "\0" in member.name:
         raise ArchiveError(f"{shown} is not in {' or '.join(names)}")

@@ -1,6 +1,6 @@
 """Records of the control node: a job's manifest, its result, and the jobs of an inventory.
 
-docs/formats.md describes every field. Records that hosts also write are in train/host/records.py.
+docs/formats.md describes every field. Records that hosts also write are in train/host.
 """
 
 from __future__ import annotations
@@ -8,9 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
-from train.host import records
+from train.host import json_files
+from train.host.host_facts import HostFacts
 from train.host.load import Facts
-from train.host.records import HostFacts, ListedRank, Progress, RankInfo
+from train.host.progress_records import Progress
+from train.host.records import ListedRank, RankInfo
 
 MANIFEST_FILE = "manifest.json"
 RESULT_FILE = "result.json"
@@ -189,7 +191,7 @@ def arguments_of(manifest: Manifest, host: str) -> list[str]:
 
 def read_manifest(run_dir: Path) -> Manifest | None:
     """Return the manifest from a job's folder on the control node, or None if there is none."""
-    return cast("Manifest | None", records.read_json(str(run_dir / MANIFEST_FILE)))
+    return cast("Manifest | None", json_files.read_json(str(run_dir / MANIFEST_FILE)))
 
 
 def staged(manifest: Manifest) -> Manifest:
@@ -202,4 +204,4 @@ def staged(manifest: Manifest) -> Manifest:
 
 def read_result(run_dir: Path) -> ResultRecord | None:
     """Return the result from a job's folder on the control node, or None if there is none."""
-    return cast("ResultRecord | None", records.read_json(str(run_dir / RESULT_FILE)))
+    return cast("ResultRecord | None", json_files.read_json(str(run_dir / RESULT_FILE)))

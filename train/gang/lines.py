@@ -7,7 +7,7 @@ from typing import Any
 
 from train.host import records
 
-#: A progress record as host.records.check_progress returns it.
+#: A progress record as host.progress_records.check_progress returns it.
 Progress = Mapping[str, Any]
 
 

@@ -12,8 +12,7 @@ from train.gang.job_records import JobRank, MergedJob
 from train.gang.login_failures import names_of
 from train.host import records
 from train.host.jobs import RECENT, why_kept
-from train.host.ranks import ABSENT
-from train.host.records import ListedJob, ListedRank
+from train.host.records import ABSENT, ListedJob, ListedRank
 
 MIXED = "mixed"
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}

@@ -13,9 +13,9 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints, is_typeddict
 
 from train.gang import cause_names
-from train.host import ends, environments, probe, records
+from train.host import ends, environments, host_facts, plain_text, probe, progress_records, records
 from train.host.load import Facts, GpuLoad
-from train.host.ranks import ABSENT
+from train.host.records import ABSENT
 
 #: Limits of any report.
 MAX_DEPTH = 12
@@ -45,16 +45,16 @@ def bounded(value: Any, depth: int = MAX_DEPTH) -> Any:
     For values that are only shown, or returned to the host they came from.
     """
     if isinstance(value, str):
-        return records.clean(value, MAX_TEXT)
+        return plain_text.clean(value, MAX_TEXT)
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, (int, float)):
-        return value if abs(value) <= records.MAX_NUMBER else None  # NaN compares as false
+        return value if abs(value) <= progress_records.MAX_NUMBER else None  # NaN compares as false
     if depth <= 0:
         return None
     if isinstance(value, Mapping):
         pairs = list(value.items())[:MAX_ITEMS]
-        return {records.clean(str(k), MAX_PATH): bounded(v, depth - 1) for k, v in pairs}
+        return {plain_text.clean(str(k), MAX_PATH): bounded(v, depth - 1) for k, v in pairs}
     if isinstance(value, (list, tuple)):
         return [bounded(item, depth - 1) for item in value[:MAX_ITEMS]]
     return None
@@ -79,7 +79,7 @@ def matching(pattern: str | re.Pattern[str], wrong: str) -> Check:
 def text(limit: int = MAX_REASON) -> Check:
     """Return a check that cuts a text to at most ``limit`` characters."""
     check = refuse_unless(lambda value: isinstance(value, str), "is not text")
-    return lambda value: records.clean(check(value), limit)
+    return lambda value: plain_text.clean(check(value), limit)
 
 
 def chunk(limit: int = MAX_CHUNK) -> Check:
@@ -90,7 +90,7 @@ def chunk(limit: int = MAX_CHUNK) -> Check:
 
 def _is_path(value: Any) -> bool:
     is_rooted = isinstance(value, str) and value[:1] in ("/", "~")
-    return is_rooted and records.clean(value, MAX_PATH) == value
+    return is_rooted and plain_text.clean(value, MAX_PATH) == value
 
 
 def program(value: Any) -> str:
@@ -111,7 +111,7 @@ def real(value: Any) -> float:
     return float(value)
 
 
-def integer(low: int = 0, high: int = records.MAX_COUNT) -> Check:
+def integer(low: int = 0, high: int = progress_records.MAX_COUNT) -> Check:
     """Return a check for an integer from ``low`` to ``high``."""
     return refuse_unless(
         lambda value: isinstance(value, int) and _is_number(value) and low <= value <= high,
@@ -195,7 +195,7 @@ _TYPES: dict[Any, Check] = {
     int: integer(),
     float: real,
     str: text(),
-    records.Progress: records.check_progress,
+    progress_records.Progress: progress_records.check_progress,
 }
 #: Checks for fields with stricter rules than their type.
 _FIELDS: dict[str, Check] = {
@@ -280,14 +280,19 @@ load = record(Facts, {"t"}, nice=integer(-20, 19), gpus=items(record(GpuLoad), M
 rank = record(records.RankInfo)
 _LISTED = record(records.ListedJob)
 #: The report of ``check_host`` about its host.
-facts = record(records.HostFacts)
+facts = record(host_facts.HostFacts)
 #: The report of ``describe_environment``.
 described = fields(
-    {"environment": record(records.TensorFlowEnvironment)}, nullable=("environment",)
+    {"environment": record(host_facts.TensorFlowEnvironment)}, nullable=("environment",)
 )
 #: The report of ``state`` about a rank.
 seen = fields(
-    {"state": _STATE, "last_line": text(), "progress": records.check_progress, "rank": rank},
+    {
+        "state": _STATE,
+        "last_line": text(),
+        "progress": progress_records.check_progress,
+        "rank": rank,
+    },
     nullable=("rank",),
 )
 _MORE_SEEN = fields({"more": items(seen, MAX_RANKS)}, others=("more",))

@@ -18,7 +18,7 @@ from train.gang.connections import Args, Returned
 from train.gang.errors import UnreachableError
 from train.gang.login_failures import LoginFailure
 from train.gang.suitability_rules import HostFault, Needs
-from train.host.records import Suitability
+from train.host.host_facts import Suitability
 
 _INTERPRETER = "ansible_python_interpreter"
 _PROGRAM = REPOSITORY / "train/host/suitability.py"

@@ -16,7 +16,7 @@ import yaml
 from train.gang import REPOSITORY, login_failures
 from train.gang.errors import UserError
 from train.host import suitability
-from train.host.records import Suitability
+from train.host.host_facts import Suitability
 
 _ROLE = REPOSITORY / "roles/tensorflow"
 #: The role that prepares a host, and the one that installs TensorFlow.

@@ -13,7 +13,17 @@ import sys
 import time
 from typing import Callable, List
 
-from . import console, leases, processes, ranks, records, tail
+from . import (
+    console,
+    json_files,
+    leases,
+    processes,
+    progress_records,
+    rank_files,
+    ranks,
+    records,
+    tail,
+)
 from .call_types import CallError, CallResult, Params
 from .masking import Mask
 
@@ -30,27 +40,27 @@ def state(params: Params) -> CallResult:
             ranks.find; ``job``, empty for the newest with a rank of this host; ``manifest``,
             whether to return the job's manifest on this host.
     """
-    root, job = records.expand(params["root"]), str(params.get("job") or "")
+    root, job = rank_files.expand(params["root"]), str(params.get("job") or "")
     manifest = None
     if params.get("manifest"):
-        manifest = records.read_whole(os.path.join(root, "jobs", job, records.JOB_FILE))
+        manifest = json_files.read_whole(os.path.join(root, "jobs", job, rank_files.JOB_FILE))
     seen = [_state_of(rank_dir) for rank_dir in _find(params)]
-    nothing = {"rank": None, "state": {"phase": ranks.ABSENT}, "progress": {}, "last_line": ""}
+    nothing = {"rank": None, "state": {"phase": records.ABSENT}, "progress": {}, "last_line": ""}
     return {**(seen[0] if seen else nothing), "more": seen[1:], "manifest": manifest}
 
 
 def _find(params: Params) -> List[str]:
-    root, job = records.expand(params["root"]), str(params.get("job") or "")
+    root, job = rank_files.expand(params["root"]), str(params.get("job") or "")
     beside, names = params.get("beside") or (), params.get("names") or ()
     return ranks.find(root, params["host"], job, beside, names)
 
 
 def _state_of(rank_dir: str) -> CallResult:
     """Return the state of the rank in a folder, see ``state``."""
-    progress: records.Progress = {}
+    progress: progress_records.Progress = {}
     for record in ranks.progress(rank_dir):
-        progress = records.with_earlier(record, progress)
-    log = tail.read_last(os.path.join(rank_dir, records.LOG_FILE), ranks.TAIL)
+        progress = progress_records.with_earlier(record, progress)
+    log = tail.read_last(os.path.join(rank_dir, rank_files.LOG_FILE), ranks.TAIL)
     spec = ranks.specification(rank_dir)
     return {
         "rank": ranks.identify(rank_dir, spec),
@@ -83,14 +93,14 @@ def stop(params: Params) -> CallResult:
         ]
     for job_dir in {os.path.dirname(rank_dir) for rank_dir in found if for_good and not check}:
         with contextlib.suppress(OSError):  # a full disk is a reason to stop a job
-            told = os.path.join(job_dir, records.TOLD_TO_STOP_FILE)
+            told = os.path.join(job_dir, rank_files.STOP_REQUEST_FILE)
             about = {"at": round(time.time(), 3), "reason": params["reason"]}
-            records.write_json(told, about)
+            json_files.write_json(told, about)
     # A supervisor that starts after this point ends at once.
     stopped = _stop_ranks(found, params, check, for_good)
     first = stopped[0] if stopped else _no_report()
     if for_good and params.get("lease_dir") and not check:
-        lease_dir = records.expand(params["lease_dir"])
+        lease_dir = rank_files.expand(params["lease_dir"])
         first["given_back"] += leases.stop_job(lease_dir, params["job"], params["reason"])
     result = {
         "changed": any(_has_changed(report, check) for report in stopped or [first]),
@@ -112,11 +122,11 @@ def stop_request(params: Params) -> CallResult:
     Args:
         params: ``root`` and ``job``.
     """
-    job_dir = os.path.join(records.expand(params["root"]), "jobs", params["job"])
-    path = os.path.join(job_dir, records.TOLD_TO_STOP_FILE)
+    job_dir = os.path.join(rank_files.expand(params["root"]), "jobs", params["job"])
+    path = os.path.join(job_dir, rank_files.STOP_REQUEST_FILE)
     if not os.path.exists(path):
         return {"stopped": ""}
-    request = records.read_json(path) or {}
+    request = json_files.read_json(path) or {}
     return {"stopped": request.get("reason") or "was stopped"}
 
 
@@ -140,8 +150,8 @@ def _has_changed(report: records.StopReport, check: bool) -> bool:
 
 def _no_report() -> records.StopReport:
     return {
-        "was": ranks.ABSENT,
-        "phase": ranks.ABSENT,
+        "was": records.ABSENT,
+        "phase": records.ABSENT,
         "ended": 0,
         "remaining": [],
         "port": None,
@@ -158,7 +168,7 @@ def _stop_rank(rank_dir: str, params: Params, check: bool, for_good: bool) -> re
     report["was"] = report["phase"] = reported["phase"]
     if check:
         report["remaining"] = sorted(ranks.processes_of(rank_dir))
-    elif seen["phase"] != ranks.ABSENT:
+    elif seen["phase"] != records.ABSENT:
         return ranks.stop(rank_dir, float(params["grace"]), params["reason"])
     else:  # staged, but not started
         spec = ranks.specification(rank_dir)

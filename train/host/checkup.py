@@ -23,11 +23,15 @@ from typing import Dict, List, Tuple, TypedDict
 from . import (
     environments,
     gpus,
+    host_facts,
     leases,
     load,
+    plain_text,
     preflight,
     probe,
     processes,
+    rank_environment,
+    rank_files,
     ranks,
     records,
     suitability,
@@ -133,7 +137,7 @@ class Checkup(TypedDict):
     python_error: str
     packages: Dict[str, str]
     imported: Imported
-    suitability: records.Suitability  # for an installation of TensorFlow
+    suitability: host_facts.Suitability  # for an installation of TensorFlow
     gpus: List[Dict[str, str]]  # fields of nvidia-smi, by name
     gpu_error: str
     gpu_processes: List[str]  # descriptions of processes that belong to no job
@@ -148,7 +152,9 @@ def check(params: Params) -> CallResult:
             and addresses of all hosts; ``full``, whether to import TensorFlow and to measure the
             write rate; ``suitability``, the request of suitability.examine.
     """
-    root, python, lease_dir = (records.expand(params[n]) for n in ("root", "python", "lease_dir"))
+    root, python, lease_dir = (
+        rank_files.expand(params[n]) for n in ("root", "python", "lease_dir")
+    )
     port, full = int(params["port"]), bool(params["full"])
     began, stolen = time.monotonic(), _stolen()
     found = {
@@ -187,7 +193,7 @@ def _system() -> CallResult:
         if address and not address.startswith("127."):
             interfaces[name] = {
                 "addresses": [address],
-                "speed": int(speed) if records.is_number(speed) else 0,
+                "speed": int(speed) if plain_text.is_number(speed) else 0,
                 "mtu": int(mtu or 0),
             }
     return {
@@ -236,7 +242,7 @@ def _memory_limit(memory: int) -> int:
     trees = processes.control_groups(read_text("/proc/self/cgroup"), "memory")
     names = ("memory.max", "memory.limit_in_bytes")  # cgroup versions 2 and 1
     texts = [read_text(path, name) for folders in trees for path in folders for name in names]
-    limits = [int(text) >> 20 for text in texts if records.is_number(text.strip())]
+    limits = [int(text) >> 20 for text in texts if plain_text.is_number(text.strip())]
     return min((limit for limit in limits if limit < memory), default=0)
 
 
@@ -270,7 +276,7 @@ def _names(names: List[str]) -> CallResult:
 
 def _jobs(port: int, lease_dir: str) -> CallResult:
     running, leftovers, of_job = set(), [], False
-    for pid, rank_dir in processes.marked(records.ENV_RANK_DIR):
+    for pid, rank_dir in processes.marked(rank_environment.ENV_RANK_DIR):
         if not os.path.isabs(rank_dir):
             continue  # not set by this program
         job, task = ("/-/" + rank_dir.rstrip(os.sep)).split(os.sep)[-2:]
@@ -355,7 +361,7 @@ def _speed() -> CallResult:
     for pid in set(before) & set(after):
         had, waited = (now - then for now, then in zip(after[pid], before[pid]))
         used[pid] = had + min(waited, WAITED * had)
-    for pid, _ in processes.marked(records.ENV_RANK_DIR):
+    for pid, _ in processes.marked(rank_environment.ENV_RANK_DIR):
         used.pop(pid, None)
     most = max(used, key=lambda pid: used[pid], default=0)
     times = timeit.repeat("pass", timer=time.thread_time, repeat=LOOPS, number=20_000)

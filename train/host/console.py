@@ -23,7 +23,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 from . import log_shapes
 from .gpus import device_nodes
 from .log_shapes import CONTROLS, ESCAPES
-from .records import Progress
+from .progress_records import Progress
 
 #: Bytes of a line to keep; the rest is ignored.
 _MAX_LINE = 16384

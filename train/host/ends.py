@@ -7,7 +7,7 @@ import re
 import signal
 from typing import List, Optional, Tuple
 
-from . import log_shapes, pace, records, terminal, tracebacks
+from . import log_shapes, pace, plain_text, terminal, tracebacks
 from .processes import control_groups, read_text
 
 #: The causes in ``state.json``. The control node adds others that only it can detect.
@@ -158,9 +158,9 @@ def explain(
 
 def _reason(prefix: str, text: str, suffix: str) -> str:
     """Return a reason in one line, in which only the text is shortened if it is too long."""
-    suffix = suffix and "; " + records.clean(suffix, MAX_REASON // 2)
+    suffix = suffix and "; " + plain_text.clean(suffix, MAX_REASON // 2)
     room = max(100, MAX_REASON - len(prefix) - len(suffix))
-    return prefix + tracebacks.bounded(records.clean(text, MAX_REASON), room) + suffix
+    return prefix + tracebacks.bounded(plain_text.clean(text, MAX_REASON), room) + suffix
 
 
 def _explain_signal(

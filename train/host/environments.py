@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Collection
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
-from . import processes, records
+from . import host_facts, json_files, processes
 
 MARKER = "tensorflow-venv.json"
 #: Names of links to the environments with scripts' packages: ``packages-`` and a hash.
@@ -47,7 +47,7 @@ def tensorflow(python: str) -> TensorFlow:
     return TensorFlow(None, True)
 
 
-def described(python: str) -> Optional[records.TensorFlowEnvironment]:
+def described(python: str) -> Optional[host_facts.TensorFlowEnvironment]:
     """Return the environment of an interpreter if the role tensorflow can add packages to it.
 
     None if the role did not create it, or if it is itself an environment with added packages.
@@ -147,7 +147,7 @@ def _is_module(name: str) -> bool:
 
 def _marker(folder: str) -> Optional[Dict[str, Any]]:
     with contextlib.suppress(OSError, ValueError):
-        return records.read_json(os.path.join(folder, MARKER))
+        return json_files.read_json(os.path.join(folder, MARKER))
     return None
 
 

@@ -10,7 +10,7 @@ import sys
 import time
 from typing import Callable, List, Tuple
 
-from . import processes, ranks, records
+from . import processes, rank_files, ranks, records
 from .call_types import CallError, CallResult, Params
 from .processes import read_text
 
@@ -38,7 +38,7 @@ def inject_fault(params: Params) -> CallResult:
     job = str(params["job"])
     if not job.startswith("drill-"):
         raise CallError("%s is not a drill job" % job)
-    found = ranks.find(records.expand(params["root"]), params["host"], job)
+    found = ranks.find(rank_files.expand(params["root"]), params["host"], job)
     if not found:
         raise CallError("this host has no rank of job %s" % job)
     try:

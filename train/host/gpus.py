@@ -11,7 +11,7 @@ import subprocess
 import time
 from typing import Collection, Dict, Iterable, List, Optional, Tuple, TypedDict
 
-from . import processes, records
+from . import host_facts, plain_text, processes, rank_environment
 from .leases import user_name
 
 #: Folders with files of the driver. A container has the files of its own GPUs only.
@@ -54,9 +54,9 @@ def nvidia_smi() -> Optional[str]:
     return shutil.which("nvidia-smi") if is_loaded else None
 
 
-def list_gpus() -> List[records.Gpu]:
+def list_gpus() -> List[host_facts.Gpu]:
     """Return the GPUs by index, none without a driver. Raise GpuError if nvidia-smi fails."""
-    gpus: List[records.Gpu] = []
+    gpus: List[host_facts.Gpu] = []
     for line in ask("-L"):  # its only listing that includes MIG instances
         gpu, instance = _GPU.match(line), _INSTANCE.match(line)
         if gpu:
@@ -104,11 +104,11 @@ def processes_on(uuids: Collection[str], limit: float = LIMIT_S) -> List[GpuProc
     fields = "gpu_uuid,pid,used_memory,process_name"
     for line in ask("--query-compute-apps=" + fields, *_AS_CSV, limit=limit) if uuids else ():
         values = [value.strip() for value in line.split(",", 3)]
-        if len(values) < 4 or values[0] not in uuids or not records.is_number(values[1]):
+        if len(values) < 4 or values[0] not in uuids or not plain_text.is_number(values[1]):
             continue
         if os.path.basename(values[3]).startswith(_MPS):
             continue
-        memory = int(values[2]) if records.is_number(values[2]) else None
+        memory = int(values[2]) if plain_text.is_number(values[2]) else None
         found.append(
             GpuProcess(uuid=values[0], pid=int(values[1]), name=values[3], memory_mb=memory)
         )
@@ -122,7 +122,7 @@ def describe(process: GpuProcess) -> str:
         with contextlib.suppress(OSError):  # it has ended
             owner = ", user " + user_name(os.stat("/proc/%d" % pid).st_uid)
             words = processes.command(pid)
-            job = processes.environment(pid).get(records.ENV_JOB)
+            job = processes.environment(pid).get(rank_environment.ENV_JOB)
             owner += ", job " + job if job else ""
     words = words or process["name"]
     words = "".join(letter if letter.isprintable() else "?" for letter in words[:120])

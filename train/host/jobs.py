@@ -10,7 +10,18 @@ import time
 from collections import Counter
 from typing import Dict, List, Optional, Sequence, Set, cast
 
-from . import environments, leases, processes, ranks, records, tail
+from . import (
+    environments,
+    json_files,
+    leases,
+    processes,
+    progress_records,
+    rank_environment,
+    rank_files,
+    ranks,
+    records,
+    tail,
+)
 from .call_types import CallError, CallResult, Params
 
 #: Seconds after its last activity in which a job is not removed, because it may be about to start
@@ -25,7 +36,7 @@ def list_jobs(
     root: str, job: Optional[str] = None, lines: Optional[int] = None, sizes: bool = True
 ) -> List[records.ListedJob]:
     """Return the jobs under ``root``, or one of them, with positions of the last log ``lines``."""
-    marked = processes.marked(records.ENV_RANK_DIR)  # of this user
+    marked = processes.marked(rank_environment.ENV_RANK_DIR)  # of this user
     living = Counter(os.path.realpath(rank_dir) for _, rank_dir in marked)
     jobs_dir = os.path.join(root, "jobs")
     try:
@@ -52,9 +63,9 @@ def list_here(params: Params) -> CallResult:
     """
     lines = params.get("lines")
     lines = None if lines is None else int(lines)
-    root, sizes = records.expand(params["root"]), bool(params.get("sizes"))
+    root, sizes = rank_files.expand(params["root"]), bool(params.get("sizes"))
     lease_dir = params.get("lease_dir")
-    held = leases.entries(records.expand(lease_dir)) if lease_dir else []
+    held = leases.entries(rank_files.expand(lease_dir)) if lease_dir else []
     taken = [leases.whose(one) for one in held if one["state"] != leases.QUEUED]
     return {"jobs": list_jobs(root, params.get("job"), lines, sizes), "leases": taken}
 
@@ -63,7 +74,7 @@ def _rank(
     rank_dir: str, living: Dict[str, int], lines: Optional[int]
 ) -> Optional[records.ListedRank]:
     """Return a rank's listing; None if its folder has been removed meanwhile."""
-    path = os.path.join(rank_dir, records.RANK_FILE)
+    path = os.path.join(rank_dir, rank_files.RANK_FILE)
     try:
         spec = ranks.specification(rank_dir)  # it is truncated if the disk was full
         about = os.stat(path)
@@ -74,7 +85,7 @@ def _rank(
     position: Dict[str, object] = {}
     for record in ranks.progress(rank_dir):
         position.update({key: value for key, value in record.items() if key in _POSITION})
-    log = os.path.join(rank_dir, records.LOG_FILE)
+    log = os.path.join(rank_dir, rank_files.LOG_FILE)
     hole = (state.get("left_out") or {}).get("log")
     usual = {"attempt": 1, "results_dir": rank_dir, "port": None, "non_training": False}
     known = cast(records.RankSpec, {**usual, **spec, "job": job, "task": task})
@@ -88,14 +99,19 @@ def _rank(
         "ended_at": state.get("ended_at"),
         "idle": _idle(rank_dir, state),
         "processes": living.get(os.path.realpath(rank_dir), 0),
-        "progress": cast(records.Progress, position),
+        "progress": cast(progress_records.Progress, position),
         "log_from": 0 if lines is None else start_of_lines(log, lines, hole),
     }
 
 
 def _idle(rank_dir: str, state: records.RankState) -> float:
     """Return the seconds since a rank's end, or else since the last change of its files."""
-    names = (records.RANK_FILE, records.STATE_FILE, records.LOG_FILE, records.PROGRESS_FILE)
+    names = (
+        rank_files.RANK_FILE,
+        rank_files.STATE_FILE,
+        rank_files.LOG_FILE,
+        rank_files.PROGRESS_FILE,
+    )
     times = [state.get("ended_at") or 0.0]
     for name in names if not times[0] else ():
         with contextlib.suppress(OSError):
@@ -106,7 +122,7 @@ def _idle(rank_dir: str, state: records.RankState) -> float:
 def summarize(job_dir: str) -> Optional[records.ListedManifest]:
     """Return a summary of ``job.json``; None if it is missing or malformed."""
     try:
-        manifest = records.read_json(os.path.join(job_dir, records.JOB_FILE))
+        manifest = json_files.read_json(os.path.join(job_dir, rank_files.JOB_FILE))
         if manifest is None:
             return None
         attempts = [dict(attempt["ranks"]) for attempt in manifest["attempts"]]
@@ -167,7 +183,7 @@ def why_kept(rank: records.ListedRank) -> str:
     if rank["processes"]:
         return "processes of %s are still running" % rank["task"]
     if rank["idle"] < RECENT:
-        if rank["phase"] == ranks.ABSENT:
+        if rank["phase"] == records.ABSENT:
             return "%s is being started" % rank["task"]
         limit = "jobs are kept for %d minutes" % (RECENT // 60)
         return "%s %s, %s" % (rank["task"], _last_change(rank), limit)
@@ -191,7 +207,7 @@ def remove(params: Params) -> CallResult:
     Links are not followed. Return ``removed`` (``job`` and ``size`` in bytes of each) and ``kept``,
     why others are not removed. Raise CallError if a folder cannot be removed.
     """
-    root, dry = records.expand(params["root"]), bool(params["check"])
+    root, dry = rank_files.expand(params["root"]), bool(params["check"])
     jobs_dir = os.path.join(root, "jobs")
     removed: List[Dict[str, object]] = []
     kept: List[str] = []
@@ -243,7 +259,7 @@ def _remove(jobs_dir: str, name: str) -> List[str]:
         os.rename(os.path.join(jobs_dir, name), target)
         for path in ranks.in_job(target):
             if not os.path.islink(path):
-                os.unlink(os.path.join(path, records.RANK_FILE))
+                os.unlink(os.path.join(path, rank_files.RANK_FILE))
     except OSError as error:
         return ["%s cannot be removed: %s" % (error.filename, error.strerror)]
     return _sweep(jobs_dir)

@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple, TypedDict, cast
 
-from . import records
+from . import plain_text, records
 
 #: Lifetime in seconds of a lease of a rank that has not started.
 TAKEN_S = 120.0
@@ -647,7 +647,7 @@ class Held:
     def _note(self, problem: str) -> None:
         if problem != self._problem:
             self._problem = problem
-            records.note("the rank is running without leases: %s" % problem)
+            plain_text.note("the rank is running without leases: %s" % problem)
 
 
 def describe(blocker: Entry) -> str:

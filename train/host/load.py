@@ -11,8 +11,8 @@ import time
 from typing import Dict, List, Optional, Tuple, TypedDict
 
 from . import gpus, processes
+from .plain_text import is_number
 from .processes import control_groups, numbers, read_text
-from .records import is_number
 
 SYS = "/sys"
 #: File in the rank's folder with the last output of nvidia-smi.

@@ -9,7 +9,7 @@ from collections import deque
 from typing import Any, Deque, Dict, Iterable, Optional, Tuple
 
 from . import log_shapes
-from .records import Progress
+from .progress_records import Progress
 
 _TRAINING = "training"
 _END_OF_EPOCH = "training, end of an epoch"

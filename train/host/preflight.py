@@ -10,7 +10,17 @@ import sys
 import time
 from typing import Any, Dict, List, Tuple
 
-from . import environments, gpus, leases, processes, ranks, records, suitability
+from . import (
+    environments,
+    gpus,
+    host_facts,
+    leases,
+    processes,
+    rank_files,
+    ranks,
+    records,
+    suitability,
+)
 from .call_types import CallError, CallResult, Params
 from .suggested import suggest
 
@@ -98,7 +108,7 @@ def check_noexec(python: str) -> List[str]:
     return [f"{suitability.NOEXEC % (point, environment)}: {remedy}"]
 
 
-def leased_gpus(job: str, held: List[leases.Entry], wait: float) -> Dict[str, records.BusyGpu]:
+def leased_gpus(job: str, held: List[leases.Entry], wait: float) -> Dict[str, host_facts.BusyGpu]:
     """Return the GPUs and MIG instances that jobs other than ``job`` hold; see ``gpus_busy``."""
     remedy = f"stop that job, choose other GPUs (train_job_gpus), {WAIT}"
     return {
@@ -113,7 +123,7 @@ def leased_gpus(job: str, held: List[leases.Entry], wait: float) -> Dict[str, re
 
 
 def foreign_processes(
-    found: List[records.Gpu], held: List[leases.Entry]
+    found: List[host_facts.Gpu], held: List[leases.Entry]
 ) -> List[Tuple[gpus.GpuProcess, str]]:
     """Return the processes on GPUs that no job has leased, each with a description."""
     leased = {lease["resource"].rpartition("/")[2] for lease in held}
@@ -132,8 +142,8 @@ def foreign_processes(
 
 
 def foreign_gpus(
-    warnings: List[str], foreign_gpu: str, found: List[records.Gpu], held: List[leases.Entry]
-) -> Dict[str, records.BusyGpu]:
+    warnings: List[str], foreign_gpu: str, found: List[host_facts.Gpu], held: List[leases.Entry]
+) -> Dict[str, host_facts.BusyGpu]:
     """Return the GPUs used by processes of no job (see ``gpus_busy``), or add warnings."""
     try:
         foreign = foreign_processes(found, held)
@@ -181,8 +191,8 @@ def lacks_firewall() -> bool:
 def check(params: Params) -> CallResult:
     """Check this host for a rank. Raise CallError if a rank cannot start on it.
 
-    Return ``host`` (records.HostFacts), ``lacks_tensorflow``, the ``ranks`` of an earlier attempt
-    on this host, and ``warnings``.
+    Return ``host`` (host_facts.HostFacts), ``lacks_tensorflow``, the ``ranks`` of an earlier
+    attempt on this host, and ``warnings``.
 
     Args:
         params: variables of the role with the same names; ``job``, empty if not chosen yet;
@@ -191,7 +201,9 @@ def check(params: Params) -> CallResult:
             the script from packages; ``wait``, the seconds to wait for other jobs: with 0,
             resources that they hold are an error.
     """
-    root, python, lease_dir = (records.expand(params[n]) for n in ("root", "python", "lease_dir"))
+    root, python, lease_dir = (
+        rank_files.expand(params[n]) for n in ("root", "python", "lease_dir")
+    )
     port = int(params["port"]) if "port" in params else None
     job, wait = str(params["job"]), float(params["wait"])
     if port is not None and not 1 <= port <= 65535:
@@ -226,7 +238,7 @@ def check(params: Params) -> CallResult:
     wanted: Any = params.get("gpus")
     if wanted == "auto" and not tensorflow.takes_gpus:
         wanted = None
-    found: List[records.Gpu] = []
+    found: List[host_facts.Gpu] = []
     try:
         found = gpus.list_gpus()
     except gpus.GpuError as error:
@@ -242,7 +254,7 @@ def check(params: Params) -> CallResult:
         for uuid in [gpu["uuid"], *gpu["instances"]]:
             if uuid in busy and not busy[uuid]["waits"]:
                 warnings.append(f"GPU {gpu['index']} is skipped: it is {busy[uuid]['why']}")
-    host: records.HostFacts = {
+    host: host_facts.HostFacts = {
         "address": params["address"],
         "port": port,
         "machine": processes.machine(),

@@ -18,7 +18,7 @@ import sys
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import processes, ranks, records
+from . import processes, rank_environment, ranks, records
 
 OPEN = "open"
 REFUSED = "refused"
@@ -104,7 +104,7 @@ def own_addresses() -> List[str]:
 def proxy(pid: Any) -> str:
     """Return the variable that makes gRPC in a process use a proxy, or an empty text."""
     environment = processes.environment(pid)
-    if "grpc.enable_http_proxy=0" in environment.get(records.ENV_GRPC, ""):
+    if "grpc.enable_http_proxy=0" in environment.get(rank_environment.ENV_GRPC, ""):
         return ""
     # If these are set, they are assumed to include the ranks' hosts.
     if any(environment.get(name) for name in _EXCEPTIONS):

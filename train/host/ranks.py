@@ -11,10 +11,19 @@ import sys
 import time
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple, cast
 
-from . import ends, leases, processes, records, tail
+from . import (
+    ends,
+    json_files,
+    leases,
+    plain_text,
+    processes,
+    progress_records,
+    rank_environment,
+    rank_files,
+    records,
+    tail,
+)
 
-#: Phase of a rank whose folder has no state yet.
-ABSENT = "absent"
 STOP_FILE = "stop.json"
 #: File with space that the supervisor reserves, so that the last state fits on a full disk.
 RESERVE_FILE = "reserve"
@@ -29,14 +38,14 @@ TAIL = 65_536
 _FREE_S = 5.0
 #: Files that each attempt creates again; all others in a rank's folder stay.
 _OF_ATTEMPT = (
-    records.RANK_FILE,
-    records.TF_CONFIG_FILE,
-    records.STATE_FILE,
-    records.LOG_FILE,
-    records.PROGRESS_FILE,
-    records.STACKS_FILE,
+    rank_files.RANK_FILE,
+    rank_files.TF_CONFIG_FILE,
+    rank_files.STATE_FILE,
+    rank_files.LOG_FILE,
+    rank_files.PROGRESS_FILE,
+    rank_files.STACKS_FILE,
     STOP_FILE,
-    records.SUPERVISOR_LOG_FILE,
+    rank_files.SUPERVISOR_LOG_FILE,
 )
 
 
@@ -47,12 +56,12 @@ def observe(rank_dir: str) -> records.RankState:
     the script was stopped by a signal.
     """
     try:
-        state = cast(Optional[records.RankState], records.read_json(_state_file(rank_dir)))
+        state = cast(Optional[records.RankState], json_files.read_json(_state_file(rank_dir)))
     except ValueError as error:
         reason = "has an unreadable state: %s" % error
         return {"phase": records.FAILED, "cause": ends.SUPERVISOR, "reason": reason}
     if state is None:
-        return {"phase": ABSENT}
+        return {"phase": records.ABSENT}
     if state.get("phase") not in records.ALIVE_PHASES:
         return state
     # A restarted container runs on the same kernel as before.
@@ -77,9 +86,9 @@ def reported(rank_dir: str) -> records.RankState:
     """
     state = observe(rank_dir)
     spec = specification(rank_dir)
-    if state["phase"] != ABSENT or not spec:
+    if state["phase"] != records.ABSENT or not spec:
         return state
-    age = time.time() - os.stat(os.path.join(rank_dir, records.RANK_FILE)).st_mtime
+    age = time.time() - os.stat(os.path.join(rank_dir, rank_files.RANK_FILE)).st_mtime
     about: records.RankState = {"phase": records.FAILED, "attempt": spec.get("attempt", 1)}
     if age < leases.seconds_until_start(spec):
         about["phase"] = records.STARTING
@@ -106,23 +115,23 @@ def write_unstarted(rank_dir: str, spec: records.RankSpec, reason: str) -> None:
 
 def noted(rank_dir: str) -> records.RankState:
     """Return the rank's ``state.json`` as it is; empty if it is missing or truncated."""
-    return cast(records.RankState, records.read_whole(_state_file(rank_dir)) or {})
+    return cast(records.RankState, json_files.read_whole(_state_file(rank_dir)) or {})
 
 
 def specification(rank_dir: str) -> records.RankSpec:
     """Return the rank's ``rank.json``; empty if it is missing or truncated."""
-    path = os.path.join(rank_dir, records.RANK_FILE)
-    return cast(records.RankSpec, records.read_whole(path) or {})
+    path = os.path.join(rank_dir, rank_files.RANK_FILE)
+    return cast(records.RankSpec, json_files.read_whole(path) or {})
 
 
 def _state_file(rank_dir: str) -> str:
-    return os.path.join(rank_dir, records.STATE_FILE)
+    return os.path.join(rank_dir, rank_files.STATE_FILE)
 
 
 def set_aside(rank_dir: str) -> None:
     """Move the files of a rank's last attempt to ``attempts/<number>/``."""
     spec = specification(rank_dir)
-    folder = os.path.join(rank_dir, records.ATTEMPTS_DIR, str(spec.get("attempt", 0)))
+    folder = os.path.join(rank_dir, rank_files.ATTEMPTS_DIR, str(spec.get("attempt", 0)))
     os.makedirs(folder, exist_ok=True)
     for name in _OF_ATTEMPT:
         path = os.path.join(rank_dir, name)
@@ -137,9 +146,9 @@ def put_back(rank_dir: str, attempt: int) -> None:
     folder is removed.
     """
     current = specification(rank_dir).get("attempt", attempt)
-    if current != attempt or observe(rank_dir)["phase"] != ABSENT:
+    if current != attempt or observe(rank_dir)["phase"] != records.ABSENT:
         return
-    folders = os.path.join(rank_dir, records.ATTEMPTS_DIR)
+    folders = os.path.join(rank_dir, rank_files.ATTEMPTS_DIR)
     earlier = [int(name) for name in processes.numbers(folders) if int(name) < attempt]
     if not earlier:
         shutil.rmtree(rank_dir, ignore_errors=True)
@@ -157,23 +166,23 @@ def put_back(rank_dir: str, attempt: int) -> None:
 
 
 def _write_at_last(path: str, *arguments: Any) -> None:
-    """Write as records.write_json; on a full disk, use the space reserved for the rank."""
+    """Write as json_files.write_json; on a full disk, use the space reserved for the rank."""
     try:
-        records.write_json(path, *arguments)
+        json_files.write_json(path, *arguments)
     except OSError:
         with contextlib.suppress(OSError):
             os.unlink(os.path.join(os.path.dirname(path), RESERVE_FILE))
-        records.write_json(path, *arguments)
+        json_files.write_json(path, *arguments)
 
 
 def write_state(rank_dir: str, state: records.RankState) -> None:
     """Write a rank's ``state.json``; errors are only noted, because the rank does not need it."""
     # The reserved space is for the end, because an active script would fill it again.
-    write = _write_at_last if state["phase"] in records.FINAL_PHASES else records.write_json
+    write = _write_at_last if state["phase"] in records.FINAL_PHASES else json_files.write_json
     try:
         write(_state_file(rank_dir), state)
     except OSError as error:
-        records.note("cannot write %s: %s" % (records.STATE_FILE, error))
+        plain_text.note("cannot write %s: %s" % (rank_files.STATE_FILE, error))
 
 
 def identify(rank_dir: str, spec: records.RankSpec) -> records.RankInfo:
@@ -192,16 +201,16 @@ def identify(rank_dir: str, spec: records.RankSpec) -> records.RankInfo:
     }
 
 
-def progress(rank_dir: str) -> List[records.Progress]:
+def progress(rank_dir: str) -> List[progress_records.Progress]:
     """Return the last progress records of a rank."""
-    text = tail.read_last(os.path.join(rank_dir, records.PROGRESS_FILE), TAIL)
-    return records.parse_progress(text.decode(errors="replace"))
+    text = tail.read_last(os.path.join(rank_dir, rank_files.PROGRESS_FILE), TAIL)
+    return progress_records.parse_progress(text.decode(errors="replace"))
 
 
 def orphaned(rank_dir: str, state: records.RankState) -> records.RankState:
     """Return the last state of a rank whose supervisor was killed or has failed."""
     cause, what = ends.SUPERVISOR, "was killed"
-    log = tail.read_last(os.path.join(rank_dir, records.SUPERVISOR_LOG_FILE), 4096)
+    log = tail.read_last(os.path.join(rank_dir, rank_files.SUPERVISOR_LOG_FILE), 4096)
     for line in log.decode(errors="replace").splitlines():
         if line.startswith(CRASHED):
             cause, what = ends.INTERNAL, "failed: " + line[len(CRASHED) :]
@@ -218,7 +227,7 @@ def processes_of(rank_dir: str) -> Set[int]:
     state = noted(rank_dir)
     running = processes.snapshot()
     roots = [pid for pid, start in _supervision(state) if pid and processes.is_alive(pid, start)]
-    marked = processes.marked(records.ENV_RANK_DIR)
+    marked = processes.marked(rank_environment.ENV_RANK_DIR)
     found = {pid for pid, value in marked if value == rank_dir and pid != os.getpid()}
     sessions = state.get("sessions") or {}
     if state.get("boot_id") == processes.boot_id():
@@ -363,7 +372,7 @@ def find(
 def _specifications(root: str, job: str) -> List[Tuple[records.RankSpec, str]]:
     """Return the ranks of a job, or of all jobs, with their folders, newest first."""
     pattern = os.path.join(
-        glob.escape(root), "jobs", glob.escape(job) if job else "*", "*", records.RANK_FILE
+        glob.escape(root), "jobs", glob.escape(job) if job else "*", "*", rank_files.RANK_FILE
     )
     files = sorted(filter(os.path.isfile, glob.glob(pattern)), key=os.path.getmtime, reverse=True)
     found = [(specification(path), path) for path in map(os.path.dirname, files)]
@@ -384,5 +393,5 @@ def _answers(
 
 def in_job(job_dir: str) -> List[str]:
     """Return the rank folders of a job; none if it is gone, another user's, or not a folder."""
-    files = glob.glob(os.path.join(glob.escape(job_dir), "*", records.RANK_FILE))
+    files = glob.glob(os.path.join(glob.escape(job_dir), "*", rank_files.RANK_FILE))
     return sorted(os.path.dirname(path) for path in files if os.path.isfile(path))

@@ -15,7 +15,7 @@ import time
 import zipfile
 from typing import Any, Dict, List, Mapping, Tuple
 
-from . import leases, outputs, processes, ranks, records
+from . import json_files, leases, outputs, processes, rank_files, ranks, records
 from .call_types import CallError, CallResult, Params
 from .processes import read_text
 from .suggested import suggest
@@ -64,7 +64,7 @@ def stage(params: Params) -> CallResult:
     spec: records.RankSpec = json.loads(params["spec"])
     check_texts(spec)
     manifest = json.loads(params["manifest"])
-    root, lease_dir = records.expand(params["root"]), records.expand(params["lease_dir"])
+    root, lease_dir = rank_files.expand(params["root"]), rank_files.expand(params["lease_dir"])
     # TensorFlow hangs without a message on a name that it cannot resolve.
     missing = unresolvable(json.loads(params["tf_config"])["cluster"])
     if missing:
@@ -116,15 +116,15 @@ def claim(job_dir: str, manifest: Mapping[str, Any]) -> None:
     overtaken = "another control node already started attempt %d of job %s: follow it with `%s`"
     states = [ranks.observe(rank_dir) for rank_dir in ranks.in_job(job_dir)]
     alive = {s.get("attempt") for s in states if s["phase"] in records.ALIVE_PHASES}
-    job_file = os.path.join(job_dir, records.JOB_FILE)
-    known = records.read_whole(job_file) or {"attempt": 0, "attempts": manifest["attempts"]}
+    job_file = os.path.join(job_dir, rank_files.JOB_FILE)
+    known = json_files.read_whole(job_file) or {"attempt": 0, "attempts": manifest["attempts"]}
     own = {a["claim"] for a in manifest["attempts"]}
     if known["attempt"] > attempt or (
         known["attempts"][-1].get("claim") not in own
         and (known["attempt"] in alive or time.time() - os.stat(job_file).st_mtime < YOUNG_S)
     ):
         raise CallError(overtaken % (known["attempt"], manifest["job"], attach), overtaken=True)
-    path = os.path.join(job_dir, records.CLAIM_FILE % attempt)
+    path = os.path.join(job_dir, rank_files.CLAIM_FILE % attempt)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
@@ -179,7 +179,7 @@ def fill(params: Params, job_dir: str, spec: records.RankSpec) -> records.RankIn
     except OSError as error:
         raise CallError("%s cannot be created: %s" % (rank_dir, error)) from None
     try:
-        if not os.path.isdir(os.path.join(rank_dir, records.LAUNCHER_DIR)):
+        if not os.path.isdir(os.path.join(rank_dir, rank_files.LAUNCHER_DIR)):
             unpack(params["archive"], params["launcher"], rank_dir)
         if again:
             earlier = earlier_environment(job_dir, spec)
@@ -188,15 +188,15 @@ def fill(params: Params, job_dir: str, spec: records.RankSpec) -> records.RankIn
             end_earlier(job_dir, rank_dir, spec["host"], json.loads(params["manifest"]))
         if params["force"]:
             with contextlib.suppress(FileNotFoundError):  # another rank of this machine was first
-                os.unlink(os.path.join(job_dir, records.TOLD_TO_STOP_FILE))
-        archive = os.path.join(job_dir, records.ARCHIVE_FILE)
+                os.unlink(os.path.join(job_dir, rank_files.STOP_REQUEST_FILE))
+        archive = os.path.join(job_dir, rank_files.ARCHIVE_FILE)
         temporary = "%s.%d" % (archive, os.getpid())  # other ranks of this machine do the same
         shutil.copyfile(params["archive"], temporary)
         os.replace(temporary, archive)
         write_description(job_dir, json.loads(params["manifest"]))
         tf_config = json.loads(params["tf_config"])
-        records.write_json(os.path.join(rank_dir, records.TF_CONFIG_FILE), tf_config)
-        records.write_json(os.path.join(rank_dir, records.RANK_FILE), spec, mode=0o600)
+        json_files.write_json(os.path.join(rank_dir, rank_files.TF_CONFIG_FILE), tf_config)
+        json_files.write_json(os.path.join(rank_dir, rank_files.RANK_FILE), spec, mode=0o600)
     except OSError as error:
         if not again:
             shutil.rmtree(rank_dir + UNPACKED, ignore_errors=True)
@@ -207,11 +207,11 @@ def fill(params: Params, job_dir: str, spec: records.RankSpec) -> records.RankIn
 
 def write_description(job_dir: str, manifest: Mapping[str, Any]) -> None:
     """Write ``job.json`` of an attempt, and keep that of the previous one."""
-    path = os.path.join(job_dir, records.JOB_FILE)
-    known = records.read_whole(path)
+    path = os.path.join(job_dir, rank_files.JOB_FILE)
+    known = json_files.read_whole(path)
     if known is not None and known.get("attempt", 0) < manifest["attempt"]:
-        records.write_json(path + EARLIER, known)
-    records.write_json(path, manifest)
+        json_files.write_json(path + EARLIER, known)
+    json_files.write_json(path, manifest)
 
 
 def unpack(archive: str, launcher: str, folder: str) -> None:
@@ -224,7 +224,7 @@ def unpack(archive: str, launcher: str, folder: str) -> None:
         else:
             tar.extractall(temporary)  # created by this project's control node
     with zipfile.ZipFile(io.BytesIO(base64.b64decode(launcher))) as programs:
-        unpack_programs(programs, os.path.join(temporary, records.LAUNCHER_DIR))
+        unpack_programs(programs, os.path.join(temporary, rank_files.LAUNCHER_DIR))
     for name in sorted(os.listdir(temporary)):  # launcher last, as the mark of a complete folder
         os.replace(os.path.join(temporary, name), os.path.join(folder, name))
     os.rmdir(temporary)
@@ -296,9 +296,9 @@ def end_earlier(job_dir: str, rank_dir: str, host: str, manifest: Mapping[str, A
 def remove_unstarted(job_dir: str, task: str, created_at: float) -> None:
     """Remove the folder of a rank that was never started, and the job's if it has no others."""
     rank_dir = os.path.join(job_dir, task)
-    spec = records.read_whole(os.path.join(rank_dir, records.RANK_FILE)) or {}
+    spec = json_files.read_whole(os.path.join(rank_dir, rank_files.RANK_FILE)) or {}
     own = (spec.get("leases") or {}).get("created_at") == created_at
-    if not own or ranks.observe(rank_dir)["phase"] != ranks.ABSENT:
+    if not own or ranks.observe(rank_dir)["phase"] != records.ABSENT:
         return
     shutil.rmtree(rank_dir)
     with contextlib.suppress(FileNotFoundError):  # another rank of this machine does the same
@@ -310,8 +310,8 @@ def undo(job_dir: str, task: str, attempt: int) -> None:
     """Restore a rank and its job to their state before a later attempt was staged."""
     if os.path.isdir(os.path.join(job_dir, task)):
         ranks.put_back(os.path.join(job_dir, task), attempt)
-    path = os.path.join(job_dir, records.JOB_FILE)
-    if (records.read_whole(path) or {}).get("attempt") == attempt:
+    path = os.path.join(job_dir, rank_files.JOB_FILE)
+    if (json_files.read_whole(path) or {}).get("attempt") == attempt:
         with contextlib.suppress(FileNotFoundError):  # another rank of this machine does the same
             os.replace(path + EARLIER, path)
 
@@ -329,8 +329,8 @@ def unstage(params: Params) -> CallResult:
     job, task, attempt = str(params["job"]), str(params["task"]), int(params["attempt"])
     created_at = float(params["created_at"])
     result = "the job's leases were released"
-    job_dir = os.path.join(records.expand(params["root"]), "jobs", job)
-    path = os.path.join(job_dir, records.CLAIM_FILE % attempt)
+    job_dir = os.path.join(rank_files.expand(params["root"]), "jobs", job)
+    path = os.path.join(job_dir, rank_files.CLAIM_FILE % attempt)
     try:
         if attempt == 1:
             remove_unstarted(job_dir, task, created_at)
@@ -347,7 +347,7 @@ def unstage(params: Params) -> CallResult:
     except OSError as error:
         result = "the rank's folder was not removed: %s" % error
     holder = leases.Holder(created_at, job, task, attempt)
-    leases.give_back(records.expand(params["lease_dir"]), holder)
+    leases.give_back(rank_files.expand(params["lease_dir"]), holder)
     raise CallError("nothing was started, and %s" % result, released=True)
 
 
@@ -375,7 +375,7 @@ def collect_files(params: Params) -> CallResult:
     Return the ``archive`` in ``rank_dir``, with the files in a folder ``task``; None if nothing
     matches.
     """
-    code_dir, task = os.path.join(params["rank_dir"], records.CODE_DIR), params["task"]
+    code_dir, task = os.path.join(params["rank_dir"], rank_files.CODE_DIR), params["task"]
     paths = {
         "%s/%s" % (task, path): os.path.join(code_dir, path)
         for path in outputs.matching(code_dir, params["globs"])

@@ -56,7 +56,7 @@ NVIDIA, DISPLAY = "0x10de", "0x03"
 
 
 def examine(request: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the facts of this host, see records.Suitability.
+    """Return the facts of this host, see host_facts.Suitability.
 
     Args:
         request: ``python``, the interpreter for environments, a name or a path;

@@ -28,6 +28,7 @@ from . import (
     console,
     contacts,
     ends,
+    json_files,
     leases,
     leftovers,
     life,
@@ -35,7 +36,11 @@ from . import (
     lingering,
     outputs,
     pace,
+    plain_text,
     processes,
+    progress_records,
+    rank_environment,
+    rank_files,
     ranks,
     records,
     tail,
@@ -75,9 +80,9 @@ class Supervisor:
 
     def __init__(self, rank_dir: str) -> None:
         self.rank_dir = rank_dir
-        found = records.read_json(self._path(records.RANK_FILE))
+        found = json_files.read_json(self._path(rank_files.RANK_FILE))
         if found is None:
-            raise SystemExit("%s: there is no %s" % (rank_dir, records.RANK_FILE))
+            raise SystemExit("%s: there is no %s" % (rank_dir, rank_files.RANK_FILE))
         self.spec = spec = cast(records.RankSpec, found)
         self.state: records.RankState = {
             "version": records.FORMAT_VERSION,
@@ -90,22 +95,22 @@ class Supervisor:
             "init_start": processes.start_time(1),
             "started_at": round(time.time(), 3),
         }
-        tf_config = records.read_json(self._path(records.TF_CONFIG_FILE))
+        tf_config = json_files.read_json(self._path(rank_files.TF_CONFIG_FILE))
         self._console = console.ConsoleParser(console.may_sum_replicas(tf_config, spec["gpus"]))
         self._leases = leases.Held(spec)
         self._pace = pace.Pace(spec["hang_factor"], spec["hang_min_seconds"])
-        self._log = tail.Tail(self._path(records.LOG_FILE))
-        self._progress = tail.Tail(self._path(records.PROGRESS_FILE))
+        self._log = tail.Tail(self._path(rank_files.LOG_FILE))
+        self._progress = tail.Tail(self._path(rank_files.PROGRESS_FILE))
         limit = spec["log_limit"]
         self._limited = {
-            "log": (limited.LimitedFile(self._path(records.LOG_FILE), limit), self._log),
+            "log": (limited.LimitedFile(self._path(rank_files.LOG_FILE), limit), self._log),
             "progress": (
-                limited.LimitedFile(self._path(records.PROGRESS_FILE), limit),
+                limited.LimitedFile(self._path(rank_files.PROGRESS_FILE), limit),
                 self._progress,
             ),
         }
         self._notes: Set[str] = set()
-        self._writer = records.ProgressWriter(self._path(records.PROGRESS_FILE))
+        self._writer = progress_records.ProgressWriter(self._path(rank_files.PROGRESS_FILE))
         self._console_bytes = 0
         self._sessions_due = 0.0
         self._makes_steps = False
@@ -127,7 +132,9 @@ class Supervisor:
             stream.write(bytes(_RESERVE))
         self._save()
         started()
-        if os.path.exists(os.path.join(os.path.dirname(self.rank_dir), records.TOLD_TO_STOP_FILE)):
+        if os.path.exists(
+            os.path.join(os.path.dirname(self.rank_dir), rank_files.STOP_REQUEST_FILE)
+        ):
             self._finish((records.STOPPED, ends.STOPPED, "was stopped before it started"))
             return
         try:
@@ -151,31 +158,33 @@ class Supervisor:
 
     def _checkpoint_dir(self) -> str:
         results = self.spec["results_dir"]
-        return self.spec["checkpoint_dir"] or os.path.join(results, records.CHECKPOINT_DIR)
+        return self.spec["checkpoint_dir"] or os.path.join(results, rank_files.CHECKPOINT_DIR)
 
     def _environment(self, temporary_dir: str) -> Dict[str, str]:
         # Variables of Ansible's login shell are not for the script.
         dropped = ("ANSIBLE_ASYNC_DIR", "PYTHONPATH", "PYTHONHOME")
         environment = {name: v for name, v in os.environ.items() if name not in dropped}
-        tf_config = records.read_json(self._path(records.TF_CONFIG_FILE))
+        tf_config = json_files.read_json(self._path(rank_files.TF_CONFIG_FILE))
         results = self.spec["results_dir"]
         environment.update(
             {
                 "TF_CONFIG": json.dumps(tf_config),
                 "PYTHONUNBUFFERED": "1",
-                records.ENV_GRPC: records.GRPC_OPTIONS,
-                records.ENV_JOB: self.spec["job"],
-                records.ENV_RANK_DIR: self.rank_dir,
-                records.ENV_PROGRESS: self._path(records.PROGRESS_FILE),
-                records.ENV_MODEL_DIR: os.path.join(results, records.MODEL_DIR),
-                records.ENV_CHECKPOINT_DIR: self._checkpoint_dir(),
-                records.ENV_CHECKPOINT_COPY: "1" if self.spec["checkpoint_copy"] else "0",
-                records.ENV_TENSORBOARD_DIR: os.path.join(results, records.TENSORBOARD_DIR),
-                records.ENV_SEED: str(self.spec["seed"]),
-                records.ENV_START_TIMEOUT: str(
+                rank_environment.ENV_GRPC: rank_environment.GRPC_OPTIONS,
+                rank_environment.ENV_JOB: self.spec["job"],
+                rank_environment.ENV_RANK_DIR: self.rank_dir,
+                rank_environment.ENV_PROGRESS: self._path(rank_files.PROGRESS_FILE),
+                rank_environment.ENV_MODEL_DIR: os.path.join(results, rank_files.MODEL_DIR),
+                rank_environment.ENV_CHECKPOINT_DIR: self._checkpoint_dir(),
+                rank_environment.ENV_CHECKPOINT_COPY: "1" if self.spec["checkpoint_copy"] else "0",
+                rank_environment.ENV_TENSORBOARD_DIR: os.path.join(
+                    results, rank_files.TENSORBOARD_DIR
+                ),
+                rank_environment.ENV_SEED: str(self.spec["seed"]),
+                rank_environment.ENV_START_TIMEOUT: str(
                     self.spec["start_timeout"] or self.spec["start_wait_timeout"]
                 ),
-                records.ENV_ATTEMPT: str(self.spec["attempt"]),
+                rank_environment.ENV_ATTEMPT: str(self.spec["attempt"]),
             }
         )
         if temporary_dir:
@@ -183,7 +192,7 @@ class Supervisor:
         # A fatal signal then writes the stacks of all threads to the log.
         environment.setdefault("PYTHONFAULTHANDLER", "1")
         if glibc() >= (2, 35):
-            environment.setdefault(records.ENV_MALLOC, records.MALLOC_OPTIONS)
+            environment.setdefault(rank_environment.ENV_MALLOC, rank_environment.MALLOC_OPTIONS)
         environment["TF_USE_LEGACY_KERAS"] = "1" if self.spec["keras"] == 2 else "0"
         sharing, cores = self.spec["ranks_on_machine"], len(os.sched_getaffinity(0))
         threads = max(1, (os.cpu_count() or 1) // sharing)
@@ -213,10 +222,10 @@ class Supervisor:
         # Not through the link to the current environment, which may change before the job ends.
         folder, name = os.path.split(self.spec["python"])
         python = os.path.join(os.path.realpath(folder), name)
-        with open(self._path(records.LOG_FILE), "ab") as log:
+        with open(self._path(rank_files.LOG_FILE), "ab") as log:
             return subprocess.Popen(
                 [python, *(expand(word, environment) for word in self.spec["argv"])],
-                cwd=os.path.join(self.rank_dir, records.CODE_DIR),
+                cwd=os.path.join(self.rank_dir, rank_files.CODE_DIR),
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -264,7 +273,7 @@ class Supervisor:
         # Children may have outlived the script, even in their own sessions.
         left = processes.end_descendants()
         if left:
-            records.note("processes %s of the script could not be killed" % left)
+            plain_text.note("processes %s of the script could not be killed" % left)
         self._read_console()
         self._read_progress(time.monotonic())
         self._limit_files()
@@ -293,7 +302,7 @@ class Supervisor:
         """Return reason and grace of a stop request that arrived as a signal."""
         request: Dict[str, Any] = {}
         with contextlib.suppress(OSError):
-            request = records.read_whole(self._path(ranks.STOP_FILE)) or {}
+            request = json_files.read_whole(self._path(ranks.STOP_FILE)) or {}
         reason, grace = request.get("reason"), request.get("grace")
         if not isinstance(reason, str):
             reason = "its supervisor received %s" % signal.Signals(signum).name
@@ -307,13 +316,13 @@ class Supervisor:
         try:
             # The script may have replaced the file by anything, so do not wait.
             how = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK
-            with open(os.open(self._path(records.STACKS_FILE), how, 0o644), "wb") as kept:
+            with open(os.open(self._path(rank_files.STACKS_FILE), how, 0o644), "wb") as kept:
                 kept.write(text)
         except OSError as error:
-            records.note("cannot write %s: %s" % (records.STACKS_FILE, error))
+            plain_text.note("cannot write %s: %s" % (rank_files.STACKS_FILE, error))
         if not place:
             return "; its stacks could not be recorded"
-        return "; its main thread was at %s (all stacks: %s)" % (place, records.STACKS_FILE)
+        return "; its main thread was at %s (all stacks: %s)" % (place, rank_files.STACKS_FILE)
 
     def _limit(self, elapsed: float, now: float) -> Optional[_Outcome]:
         reason = self._late(elapsed, now) if self.state["phase"] == records.STARTING else ""
@@ -345,7 +354,7 @@ class Supervisor:
         idle = self.spec["start_idle_timeout"]
         if now >= self._life_due:
             self._life_due = now + idle / _LOOKS
-            written = self._log.size() + (tail.size(self._path(records.PROGRESS_FILE)) or 0)
+            written = self._log.size() + (tail.size(self._path(rank_files.PROGRESS_FILE)) or 0)
             self._life.add(now, life.sample(os.getpid(), written))
         if self._life.idle(now) <= idle:
             return ""
@@ -381,7 +390,7 @@ class Supervisor:
 
     def _note_left_at_work(self, worker: subprocess.Popen[bytes]) -> None:
         """Store active processes that are ended because the script has ended."""
-        progress = self._path(records.PROGRESS_FILE)
+        progress = self._path(rank_files.PROGRESS_FILE)
         size = tail.size(progress)
         command = [os.fsdecode(word) for word in cast(Any, worker.args)]
         found = leftovers.at_work(command, worker.pid, lambda: tail.size(progress) != size)
@@ -391,7 +400,7 @@ class Supervisor:
 
     def _note_left_files(self) -> None:
         """Store files in the working directory that look like results."""
-        folder = os.path.join(self.rank_dir, records.CODE_DIR)
+        folder = os.path.join(self.rank_dir, rank_files.CODE_DIR)
         fetched = self.spec.get("collect", [])
         count, size, names = outputs.left_behind(folder, self.state["started_at"], fetched)
         if count:
@@ -438,7 +447,7 @@ class Supervisor:
 
     def _read_console(self) -> None:
         """Convert Keras output in the log to progress records, unless the script writes its own."""
-        progress = self._path(records.PROGRESS_FILE)
+        progress = self._path(rank_files.PROGRESS_FILE)
         if tail.size(progress) not in (0, self._console_bytes):
             return
         found = self._console.feed(self._log.read())
@@ -456,7 +465,7 @@ class Supervisor:
         """Measure the pace from the progress records of any source."""
         lines = self._progress.read_lines()
         if lines:
-            found = records.parse_progress(lines.decode(errors="replace"))
+            found = progress_records.parse_progress(lines.decode(errors="replace"))
             self._pace.feed(found, now)
             for record in found:
                 place = record.get("step"), record.get("batch"), record.get("epoch")
@@ -496,7 +505,7 @@ class Supervisor:
     def _note_once(self, text: str) -> None:
         if text not in self._notes:
             self._notes.add(text)
-            records.note(text)
+            plain_text.note(text)
 
     def _finish(self, outcome: _Outcome, returncode: Optional[int] = None) -> None:
         self.state["phase"], self.state["cause"], reason = outcome
@@ -515,7 +524,7 @@ def expand(word: str, environment: Dict[str, str]) -> str:
 
     def value(found: "re.Match[str]") -> str:
         name = found["braced"] or found["plain"]
-        return environment[name] if name in records.OWN_VARIABLES else found[0]
+        return environment[name] if name in rank_environment.OWN_VARIABLES else found[0]
 
     return _VARIABLE.sub(value, word)
 
@@ -561,7 +570,7 @@ def _bound_log() -> None:
     with contextlib.suppress(OSError):
         if os.fstat(2).st_size > _LOG_LIMIT:
             os.ftruncate(2, 0)
-            records.note("the content was too large and was removed")
+            plain_text.note("the content was too large and was removed")
 
 
 def _supervise(supervisor: Supervisor, started: Callable[[], None]) -> None:
@@ -574,7 +583,7 @@ def _supervise(supervisor: Supervisor, started: Callable[[], None]) -> None:
     except BaseException as error:
         traceback.print_exc()
         text = traceback.format_exception_only(type(error), error)[-1].strip()
-        records.note(ranks.CRASHED + text[:300])
+        plain_text.note(ranks.CRASHED + text[:300])
         processes.end_descendants()
     finally:
         os._exit(code)
@@ -587,7 +596,7 @@ def _watch_over(supervisor: Supervisor, pid: int) -> None:
     processes.end_descendants()
     rank_dir = supervisor.rank_dir
     temporary.remove(rank_dir)
-    path = os.path.join(rank_dir, records.STATE_FILE)
+    path = os.path.join(rank_dir, rank_files.STATE_FILE)
     # A stop command notes the end itself. Without a state, the rank did not start, which the
     # caller reports.
     if os.path.exists(os.path.join(rank_dir, ranks.STOP_FILE)) or not os.path.exists(path):
@@ -600,7 +609,7 @@ def _watch_over(supervisor: Supervisor, pid: int) -> None:
 
 def main(rank_dir: str) -> int:
     """Start watchdog and supervisor of ``rank_dir`` in the background; return the exit code."""
-    path = os.path.join(rank_dir, records.SUPERVISOR_LOG_FILE)
+    path = os.path.join(rank_dir, rank_files.SUPERVISOR_LOG_FILE)
     reader, writer = os.pipe()
     if os.fork() == 0:
         os.setsid()
@@ -619,7 +628,7 @@ def main(rank_dir: str) -> int:
         os._exit(0)
     os.close(writer)
     os.read(reader, 1)  # returns when the other end is closed, explicitly or at exit
-    if os.path.exists(os.path.join(rank_dir, records.STATE_FILE)):
+    if os.path.exists(os.path.join(rank_dir, rank_files.STATE_FILE)):
         return 0
     with open(path, encoding="utf-8", errors="replace") as stream:
         print(stream.read().strip() or "the supervisor exited immediately", file=sys.stderr)

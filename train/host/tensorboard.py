@@ -13,7 +13,7 @@ import sys
 import tempfile
 from typing import Any, Dict, List
 
-from . import processes, records
+from . import processes, rank_files, records
 from .call_types import CallError, CallResult, Params
 
 #: TensorBoard listens on this address only.
@@ -57,7 +57,7 @@ def find_events(params: Params) -> CallResult:
 
 
 def _folders(params: Params) -> Dict[str, str]:
-    folder = os.path.join(records.expand(params["root"]), "jobs")
+    folder = os.path.join(rank_files.expand(params["root"]), "jobs")
     names = params["jobs"] or (sorted(os.listdir(folder)) if os.path.isdir(folder) else [])
     jobs = filter(records.JOB_PATTERN.fullmatch, names)
     paths = {name: os.path.join(folder, name) for name in jobs}
@@ -96,8 +96,8 @@ def serve(params: Params) -> CallResult:
 
     It runs until this process's output is closed. Raise CallError if TensorBoard ends.
     """
-    folder = os.path.join(records.expand(params["root"]), "jobs")
-    python, port, path = records.expand(params["python"]), int(params["port"]), params["path"]
+    folder = os.path.join(rank_files.expand(params["root"]), "jobs")
+    python, port, path = rank_files.expand(params["python"]), int(params["port"]), params["path"]
     here = list(_folders(params)) if params["jobs"] else []
     with tempfile.TemporaryDirectory() as temporary, tempfile.TemporaryFile() as output:
         board = start_board(python, folder, here, port, path, temporary, output)

@@ -17,7 +17,7 @@ import sys
 import time
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
-from . import load, ranks, records, tail
+from . import load, rank_files, ranks, records, tail
 from .masking import Mask
 
 #: Default size in bytes of all files in one answer, and minimum size of a file.
@@ -27,9 +27,9 @@ _LEAST = 4_096
 LAST = 32_768
 _TICK = 0.2
 _FILES = {
-    "log": records.LOG_FILE,
-    "progress": records.PROGRESS_FILE,
-    "supervisor": records.SUPERVISOR_LOG_FILE,
+    "log": rank_files.LOG_FILE,
+    "progress": rank_files.PROGRESS_FILE,
+    "supervisor": rank_files.SUPERVISOR_LOG_FILE,
 }
 
 
@@ -141,7 +141,7 @@ def _update(
     left = {name: _left(folder, name, after[name], size) for name, size in sizes.items()}
     last = b""
     if left["log"]:
-        last = tail.read_last(os.path.join(folder, records.LOG_FILE), LAST + mask.longest)
+        last = tail.read_last(os.path.join(folder, rank_files.LOG_FILE), LAST + mask.longest)
         last = mask.log(last)[-LAST:]
     return {
         **texts,

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from host.records import note
+from host.plain_text import note
 
 from .cluster import TrainingError
 

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from host.records import ENV_ATTEMPT, ENV_CHECKPOINT_COPY, ENV_JOB
+from host.rank_environment import ENV_ATTEMPT, ENV_CHECKPOINT_COPY, ENV_JOB
 
 #: The task types of TF_CONFIG's cluster, in the order in which TensorFlow counts their replicas.
 JOBS = ("chief", "worker", "ps")

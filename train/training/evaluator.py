@@ -16,7 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from host.records import ProgressWriter, note
+from host.plain_text import note
+from host.progress_records import ProgressWriter
 
 from .results import Results
 from .settings import Settings

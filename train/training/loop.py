@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
-from host.records import ProgressWriter, note
+from host.plain_text import note
+from host.progress_records import ProgressWriter
 
 from . import keyed, resume
 from .checkpoints import digest, warn

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import tensorflow as tf
-from host.records import note
+from host.plain_text import note
 
 from . import checkpoints
 from .checkpoints import Checkpoint, DamagedError, Run, Writer, warn

@@ -31,7 +31,9 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
-from host.records import ENV_GRPC, ProgressWriter, note
+from host.plain_text import note
+from host.progress_records import ProgressWriter
+from host.rank_environment import ENV_GRPC
 
 from .cluster import Cluster, TrainingError
 from .signals import Signals

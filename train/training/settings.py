@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from host import records
+from host import rank_environment
 
 from . import data
 from .cluster import Cluster, ConfigError, read_tf_config
@@ -42,11 +42,11 @@ GROUPS = {
 }
 #: Environment variables that replace defaults if they are set and not empty.
 VARIABLES = {
-    "seed": records.ENV_SEED,
-    "checkpoint_dir": records.ENV_CHECKPOINT_DIR,
-    "start_timeout": records.ENV_START_TIMEOUT,
-    "model_dir": records.ENV_MODEL_DIR,
-    "tensorboard_dir": records.ENV_TENSORBOARD_DIR,
+    "seed": rank_environment.ENV_SEED,
+    "checkpoint_dir": rank_environment.ENV_CHECKPOINT_DIR,
+    "start_timeout": rank_environment.ENV_START_TIMEOUT,
+    "model_dir": rank_environment.ENV_MODEL_DIR,
+    "tensorboard_dir": rank_environment.ENV_TENSORBOARD_DIR,
 }
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
-from host.records import note
+from host.plain_text import note
 
 
 def bound_start(

@@ -29,7 +29,7 @@ from tests.support.jobs import (
     write_script,
 )
 from tests.support.lab import REPOSITORY, Command, Lab, Labs, environment, playbook_command
-from train.host import processes, records
+from train.host import processes, progress_records
 
 
 def test_a_job_goes_on_without_its_control_node_and_is_stopped(local_lab: Labs) -> None:
@@ -70,7 +70,7 @@ def test_an_interrupt_and_a_lost_terminal_leave_the_job_and_attach_brings_it_hom
     attached = command.end()
     assert attached.code == 0, attached.error
     progress = (lab.runs_dir / "left/progress/worker-1.jsonl").read_text()
-    steps = [record["step"] for record in records.parse_progress(progress)]
+    steps = [record["step"] for record in progress_records.parse_progress(progress)]
     assert steps == list(range(1, 2001)), "every record came home, and came once"
     assert lab.saved("left")["state"] == "completed"
 

@@ -13,7 +13,7 @@ from tests.support.browser import open_page
 from tests.support.job_folders import check
 from tests.support.jobs import train
 from tests.support.lab import Command, Lab
-from train.host import processes, records
+from train.host import processes, rank_environment
 
 pytestmark = pytest.mark.tensorflow
 
@@ -23,7 +23,7 @@ BESIDE, PATIENCE = "collectives skipped because of running jobs", 300.0
 
 def ranks_of(lab: Lab) -> list[int]:
     """Return the processes of the ranks of any job."""
-    marked = processes.marked(records.ENV_RANK_DIR)
+    marked = processes.marked(rank_environment.ENV_RANK_DIR)
     return [pid for pid, rank_dir in marked if rank_dir.startswith(str(lab.root))]
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.support.jobs import train
 from tests.support.lab import REPOSITORY, Lab, Labs
 from tests.support.run_folders import charts_of
-from train.host import records
+from train.host import progress_records
 
 pytestmark = pytest.mark.tensorflow
 
@@ -40,7 +40,7 @@ def as_printed(values: Mapping[Any, float]) -> Any:
 def check(lab: Lab, job: str, metrics: str) -> Values:
     """Assert all that a job keeps, and return the values of its last whole epoch."""
     epochs, folder = keras_values(lab, job), lab.runs_dir / job
-    seen = records.parse_progress((folder / "progress/worker-0.jsonl").read_text())
+    seen = progress_records.parse_progress((folder / "progress/worker-0.jsonl").read_text())
     ends = [record for record in seen if values_of(record)]
     assert [record["epoch"] for record in ends] == [*epochs]
     for record in ends:

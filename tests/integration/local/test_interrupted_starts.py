@@ -14,7 +14,7 @@ import pytest
 from tests.support.bare_ranks import wait_until
 from tests.support.jobs import PLAIN, ansible_of, job_processes, plain, rank_pid, train, training
 from tests.support.lab import Command, Lab, Labs, run
-from train.host import leases, records
+from train.host import leases, rank_files
 
 #: The tasks of a start, in their order.
 PLAN, STAGE, START = (
@@ -132,7 +132,7 @@ def test_signals_stop_a_job_and_all_is_fetched(local_lab: Labs, signum: signal.S
     saved = lab.saved("ended")
     assert (saved["state"], saved["message"]) == ("stopped", run.result["message"])
     for task in ("worker-0", "worker-1"):
-        sent = (lab.root / "jobs/ended" / task / records.LOG_FILE).read_bytes()
+        sent = (lab.root / "jobs/ended" / task / rank_files.LOG_FILE).read_bytes()
         assert (lab.runs_dir / "ended/logs" / f"{task}.log").read_bytes() == sent
     assert job_processes(lab.root) == []
 
@@ -156,7 +156,7 @@ def files_of(lab: Lab, job: str) -> dict[str, bytes]:
     """Return what a job has left, here and on the hosts, but for what all attempts append to."""
     folders = [lab.runs_dir / job, lab.root / "jobs" / job]
     paths = (path for folder in folders for path in folder.rglob("*") if path.is_file())
-    passing = ("events.jsonl", ".followed", "report.html", records.TOLD_TO_STOP_FILE)
+    passing = ("events.jsonl", ".followed", "report.html", rank_files.STOP_REQUEST_FILE)
     return {str(path): path.read_bytes() for path in paths if path.name not in passing}
 
 

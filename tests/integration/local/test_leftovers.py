@@ -17,7 +17,7 @@ import pytest
 from tests.data.scripts.leaver.main import WAYS
 from tests.support import bare_ranks
 from tests.support.lab import REPOSITORY
-from train.host import ends, processes, ranks, records
+from train.host import ends, processes, rank_files, ranks, records
 from train.host.records import StopReport
 
 SCRIPT = REPOSITORY / "tests/data/scripts/leaver/main.py"
@@ -43,7 +43,7 @@ class Rank:
     @property
     def is_ready(self) -> bool:
         """Whether the script is, and its supervisor has looked at its processes."""
-        log = self.folder / records.LOG_FILE
+        log = self.folder / rank_files.LOG_FILE
         state = bare_ranks.state(self.folder)
         known = state.get("phase") == records.RUNNING and bool(state.get("sessions"))
         return known and "ready" in log.read_text()

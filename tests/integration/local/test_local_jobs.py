@@ -16,7 +16,7 @@ from tests.support.jobs import PLAIN, job_processes, plain, train, write_script
 from tests.support.lab import Labs
 from tests.support.lab import run as command
 from tests.support.run_folders import charts_of
-from train.host import records
+from train.host import progress_records
 
 
 def test_a_module_of_a_package_runs_with_its_arguments(local_lab: Labs, tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_a_job_runs_and_its_results_come_home(
     assert rank["checkpoint_dir"] == str(tmp_path / "the share/first")
 
     folder = lab.runs_dir / "first"
-    progress = records.parse_progress((folder / "progress/worker-0.jsonl").read_text())
+    progress = progress_records.parse_progress((folder / "progress/worker-0.jsonl").read_text())
     assert [record["step"] for record in progress] == [1, 2, 3, 4]
     assert "secret is set" in (folder / "logs/worker-1.log").read_text()
     manifest = json.loads((folder / "manifest.json").read_text())

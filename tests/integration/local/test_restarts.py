@@ -18,7 +18,7 @@ from tests.support.job_folders import check_files
 from tests.support.jobs import PLAIN, job_processes, plain, rank_pid, training
 from tests.support.lab import REPOSITORY, Command, Lab, Labs
 from tests.support.playbook_jobs import PlaybookCommand
-from train.host import records
+from train.host import json_files
 
 QUICK: dict[str, Any] = {"train_job_max_restarts": 3, "train_job_restart_delay": 0.1}
 
@@ -112,7 +112,7 @@ def test_a_bug_is_not_tried_again_but_by_hand(local_lab: Labs) -> None:
     command.process.send_signal(signal.SIGINT)
     assert command.end().code == 130
     state = str(lab.root / "jobs/bug/worker-1/state.json")
-    wait_until(lambda: (records.read_json(state) or {})["phase"] == "failed", "the failure")
+    wait_until(lambda: (json_files.read_json(state) or {})["phase"] == "failed", "the failure")
     for _ in range(2):  # looking at a job that was given up does not start it
         seen = Command(*lab.words("attach", "--json", "bug", **QUICK)).end()
         assert seen.code == 1

@@ -15,7 +15,7 @@ import pytest
 from tests.support import bare_ranks
 from tests.support.job_folders import lay_out
 from tests.support.lab import REPOSITORY
-from train.host import ends, ranks, records, supervisor, temporary
+from train.host import ends, rank_environment, rank_files, ranks, records, supervisor, temporary
 
 #: What Keras prints of a second epoch.
 LINES = "Epoch 2/2\\n10/10 - 1s - loss: 0.5000\\n\\n"
@@ -93,13 +93,13 @@ def test_freed_memory_stays_with_the_script_unless_its_environment_has_it_otherw
 ) -> None:
     script = tmp_path / "faults.py"
     script.write_text(FAULTS)
-    own = {records.ENV_MALLOC: "glibc.malloc.hugetlb=0"}
+    own = {rank_environment.ENV_MALLOC: "glibc.malloc.hugetlb=0"}
     faults = []
     for task, environment in (("worker-0", {}), ("worker-1", own)):
         rank_dir = bare_ranks.stage(tmp_path, task, script, environment=environment)
         bare_ranks.start(rank_dir)
         assert bare_ranks.end(rank_dir)["exit_code"] == 0
-        faults.append(int((rank_dir / records.LOG_FILE).read_text()))
+        faults.append(int((rank_dir / rank_files.LOG_FILE).read_text()))
     assert faults[0] < 1000 < 100_000 <= faults[1], faults
 
 
@@ -109,14 +109,14 @@ def test_parameter_servers_get_threads_on_a_host_of_one_core(tmp_path: Path) -> 
     usable, told = os.sched_getaffinity(0), []
     for cluster in ({"worker": ["a:1", "b:1"]}, {"chief": ["a:1"], "ps": ["b:1"]}):
         rank_dir = bare_ranks.stage(tmp_path, f"{next(iter(cluster))}-0", script)
-        (rank_dir / records.TF_CONFIG_FILE).write_text(json.dumps({"cluster": cluster}))
+        (rank_dir / rank_files.TF_CONFIG_FILE).write_text(json.dumps({"cluster": cluster}))
         os.sched_setaffinity(0, {min(usable)})
         try:
             bare_ranks.start(rank_dir)
         finally:
             os.sched_setaffinity(0, usable)
         assert bare_ranks.end(rank_dir)["exit_code"] == 0
-        told.append((rank_dir / records.LOG_FILE).read_text().strip())
+        told.append((rank_dir / rank_files.LOG_FILE).read_text().strip())
     assert told == ["None", "4"]
 
 
@@ -139,7 +139,7 @@ def test_temporary_files_of_a_script_go_with_it_unless_its_environment_has_it_ot
             rank_dir = bare_ranks.stage(Path(folder), task, script, environment=environment)
             bare_ranks.start(rank_dir)
             assert bare_ranks.end(rank_dir)["exit_code"] == 0
-            made = Path((rank_dir / records.LOG_FILE).read_text().strip())
+            made = Path((rank_dir / rank_files.LOG_FILE).read_text().strip())
             if environment:
                 assert made.parent == tmp_path
                 assert made.exists()
@@ -156,7 +156,7 @@ def test_a_rank_goes_on_whatever_becomes_of_its_files(
     found = bare_ranks.end(rank_dirs[deed])
     assert (found["phase"], found["exit_code"], found["reason"]) == (records.COMPLETED, 0, "")
     assert found["step"] == (10 if deed in NOT_READ else 20)
-    assert "Traceback" not in (rank_dirs[deed] / records.SUPERVISOR_LOG_FILE).read_text()
+    assert "Traceback" not in (rank_dirs[deed] / rank_files.SUPERVISOR_LOG_FILE).read_text()
 
 
 def test_why_a_script_failed_is_known_though_its_log_has_another_name(
@@ -175,7 +175,7 @@ def test_a_fault_of_the_supervisor_ends_the_script_and_has_a_cause(tmp_path: Pat
     assert (found["phase"], found["cause"]) == (records.FAILED, ends.INTERNAL)
     assert "which failed: TypeError: '>' not supported between instances" in found["reason"]
     bare_ranks.wait_until(lambda: not bare_ranks.marked()[mark], "what is left")
-    said = (rank_dir / records.SUPERVISOR_LOG_FILE).read_text()
+    said = (rank_dir / rank_files.SUPERVISOR_LOG_FILE).read_text()
     assert "Traceback" in said
     assert "in _limit" in said
 
@@ -194,7 +194,7 @@ def test_a_supervisor_that_failed_was_not_killed(
     with subprocess.Popen(["true"]) as ended:
         about: dict[str, Any] = {"supervisor_pid": ended.pid, "supervisor_start": 1}
     rank_dir = lay_out(tmp_path, "a", "worker-0", host="a", phase=records.RUNNING, **about)
-    (rank_dir / records.SUPERVISOR_LOG_FILE).write_text(said)
+    (rank_dir / rank_files.SUPERVISOR_LOG_FILE).write_text(said)
     found = ranks.observe(str(rank_dir))
     assert (found["phase"], found["cause"]) == (records.FAILED, cause)
     assert reason in found["reason"]
@@ -240,7 +240,7 @@ def test_the_files_of_a_rank_have_a_limit_that_does_not_end_it(tmp_path: Path, m
     script = tmp_path / "flood.py"
     script.write_text(FLOOD)
     rank_dir = bare_ranks.stage(tmp_path, "worker-0", script, manner, log_limit=LIMIT, grace=2.0)
-    log, progress = rank_dir / records.LOG_FILE, rank_dir / records.PROGRESS_FILE
+    log, progress = rank_dir / rank_files.LOG_FILE, rank_dir / rank_files.PROGRESS_FILE
     bare_ranks.start(rank_dir)
     if manner == "goes on":
         bare_ranks.wait_until(lambda: log.stat().st_size > 20 * LIMIT, "the flood")
@@ -257,7 +257,7 @@ def test_the_files_of_a_rank_have_a_limit_that_does_not_end_it(tmp_path: Path, m
     assert data.startswith(b"block 0 ")
     assert data[end:].strip(b"\0") == data[end:]
     assert found["step"] == 200
-    said = (rank_dir / records.SUPERVISOR_LOG_FILE).read_text().splitlines()
+    said = (rank_dir / rank_files.SUPERVISOR_LOG_FILE).read_text().splitlines()
     assert len(said) == 2
     assert all("(train_job_host_log_limit_mb)" in line for line in said)
     if manner == "ends":

@@ -22,7 +22,7 @@ from tests.support.training_ranks import (
     start_gang,
 )
 from tests.support.training_script import call, compare_models, inside, modules, np, tf
-from train.host import records
+from train.host import progress_records
 
 checkpoints, settings, state, task = modules(
     "training.checkpoints", "training.settings", "training.state", "training.task"
@@ -181,7 +181,7 @@ def test_what_is_for_display_alone_ends_no_training(
         lines = (disk / "progress").read_text().splitlines()
         steps = call(tf_python, steps_of_events, disk / "events")
     assert said.count("epoch 5/5: loss ") == 1
-    shown = records.parse_progress("\n".join(lines))
+    shown = progress_records.parse_progress("\n".join(lines))
     found = {record["step"] for record in shown if record.get("phase") == "training"}
     assert {11, 44, 55} <= found
     assert not {23, 32} & found

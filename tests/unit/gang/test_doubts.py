@@ -9,7 +9,7 @@ import pytest
 
 from train.gang.watch import doubts
 from train.gang.watch.views import Target, View
-from train.host import records
+from train.host import progress_records
 
 Record = dict[str, Any]
 
@@ -21,7 +21,7 @@ def view(task: str = "worker-0", *found: Record, log: str = "", **state: Any) ->
     known: Any = {"phase": "completed", "exit_code": 0, **state}
     made = View(target, state=known)
     lines = "\n".join(json.dumps({"phase": "training", **record}) for record in found)
-    made.add_progress(records.parse_progress(lines))
+    made.add_progress(progress_records.parse_progress(lines))
     made.add_log(log)
     return made
 

@@ -17,7 +17,7 @@ from train.gang.watch.fetched import OLDER
 from train.gang.watch.follow import FollowedGang
 from train.gang.watch.polling import Limits, Poll
 from train.gang.watch.views import Target
-from train.host import limited, ranks, records, updates
+from train.host import json_files, limited, progress_records, rank_files, ranks, records, updates
 
 MIB = 1 << 20
 LINE = b"%07d " + b"x" * 91 + b"\n"
@@ -29,7 +29,7 @@ def lines(count: int) -> bytes:
 
 def note(rank_dir: Path, phase: str, **state: Any) -> None:
     """Write a rank's state."""
-    records.write_json(str(rank_dir / records.STATE_FILE), {"phase": phase, **state})
+    json_files.write_json(str(rank_dir / rank_files.STATE_FILE), {"phase": phase, **state})
 
 
 class Machine:
@@ -47,8 +47,8 @@ class Machine:
         task = f"worker-{len(self.targets)}"
         rank_dir = self.folder / task
         rank_dir.mkdir()
-        (rank_dir / records.LOG_FILE).write_bytes(log)
-        (rank_dir / records.PROGRESS_FILE).write_bytes(progress)
+        (rank_dir / rank_files.LOG_FILE).write_bytes(log)
+        (rank_dir / rank_files.PROGRESS_FILE).write_bytes(progress)
         note(rank_dir, **{"phase": records.COMPLETED, "exit_code": 0, **state})
         self.targets.append(Target("host-a", task, str(rank_dir), "python3", "here", False))
         return rank_dir
@@ -82,7 +82,7 @@ def keeps_writing() -> Iterator[Callable[[Path], None]]:
     over, threads = threading.Event(), []
 
     def write(rank_dir: Path) -> None:
-        with (rank_dir / records.LOG_FILE).open("ab", buffering=0) as stream:
+        with (rank_dir / rank_files.LOG_FILE).open("ab", buffering=0) as stream:
             while not over.wait(0.01):
                 stream.write(lines(1_000))
 
@@ -136,7 +136,7 @@ def test_a_watch_continues_a_copy_with_a_gap(machine: Machine) -> None:
     first = machine.gang(MIB)
     first.follow()
     first.close()
-    with (rank_dir / records.LOG_FILE).open("ab") as stream:
+    with (rank_dir / rank_files.LOG_FILE).open("ab") as stream:
         stream.write(b"more\n")
     before = machine.copy()
     assert machine.gang(MIB).follow().state == "completed"
@@ -166,7 +166,7 @@ def test_progress_above_the_limit_is_whole_records(machine: Machine) -> None:
     assert gang.follow().state == "completed"
     copy = machine.copy("progress/worker-0.jsonl")
     assert len(copy) <= MIB
-    found, wrong = records.read_progress(copy.decode())
+    found, wrong = progress_records.read_progress(copy.decode())
     assert len(wrong) <= 1, "the record before the gap"
     assert found[-1]["step"] == gang.views[0].record["step"] == 199_999
     assert machine.notices("progress") == []
@@ -175,7 +175,7 @@ def test_progress_above_the_limit_is_whole_records(machine: Machine) -> None:
 def test_what_a_host_has_freed_is_left_out(machine: Machine) -> None:
     data = lines(200_000)
     rank_dir = machine.rank()
-    path = rank_dir / records.LOG_FILE
+    path = rank_dir / rank_files.LOG_FILE
     path.write_bytes(data)
     file = limited.LimitedFile(str(path), MIB)
     hole = file.wanted()
@@ -226,7 +226,7 @@ def test_a_line_longer_than_a_piece(machine: Machine) -> None:
 
 def test_a_log_that_the_script_empties_is_fetched_further(machine: Machine) -> None:
     rank_dir = machine.rank(lines(10_000), phase=records.RUNNING)
-    path = rank_dir / records.LOG_FILE
+    path = rank_dir / rank_files.LOG_FILE
 
     def begin_again() -> None:
         path.write_bytes(b"begun again\n")

@@ -30,7 +30,7 @@ from train.gang.plan.planned_ranks import keep_checkpoints, plan_ranks
 from train.gang.plan.renaming import Inventory
 from train.gang.watch import follow, polling, verdict
 from train.gang.watch.views import Target
-from train.host import records
+from train.host import rank_files, records
 
 #: Of each of the four tests that generate cases: 500 in all.
 CASES = settings(
@@ -193,7 +193,7 @@ def code_archive(folder: Path, marker: Path) -> tuple[Path, str]:
     """Write what a job was started with: a module of a name that every Python program imports."""
     evil = folder / "argparse.py"
     evil.write_text(f"open({str(marker)!r}, 'w').write('executed')\n")
-    archive = folder / records.ARCHIVE_FILE
+    archive = folder / rank_files.ARCHIVE_FILE
     return archive, script_files.pack([(evil, "argparse.py")], archive)
 
 
@@ -215,7 +215,7 @@ def test_code_from_a_host_is_used_only_if_it_is_what_was_sent(tmp_path: Path) ->
 def test_what_was_sent_is_fetched_from_the_first_host_that_has_it(tmp_path: Path) -> None:
     sent, sha256 = code_archive(tmp_path, tmp_path / "marker")
     forged = archive_of(tmp_path / "forged", [("code/argparse.py", FILE, b"evil")])
-    here = tmp_path / "runs" / records.ARCHIVE_FILE
+    here = tmp_path / "runs" / rank_files.ARCHIVE_FILE
     here.parent.mkdir()
     why = "code.tar.gz was not fetched from "
 

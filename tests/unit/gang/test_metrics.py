@@ -16,7 +16,7 @@ from tests.support.lab import REPOSITORY
 from tests.unit.test_docs import KNOWN, METRICS
 from train.gang.watch import metrics
 from train.gang.watch.views import Target, View
-from train.host import records
+from train.host import progress_records
 
 DASHBOARD = REPOSITORY / "docs/grafana/train.json"
 #: What a scrape adds by itself.
@@ -30,7 +30,7 @@ FULL: dict[str, Any] = {
 def view(task: str, phase: str = "running", **record: Any) -> View:
     made = View(Target(f"host-of-{task}", task, f"/x/{task}", "python3", task, False))
     made.state, made.heard = {"phase": phase}, time.monotonic()
-    made.add_progress(records.parse_progress(json.dumps(record) + "\n"))
+    made.add_progress(progress_records.parse_progress(json.dumps(record) + "\n"))
     return made
 
 

@@ -31,7 +31,8 @@ from train.gang.watch.outcome import (
 )
 from train.gang.watch.views import Target, View, is_secondary
 from train.host import ends, probe
-from train.host.records import Probed, Progress
+from train.host.progress_records import Progress
+from train.host.records import Probed
 
 
 def view(task: str, *tail: str, **state: Any) -> View:

@@ -16,7 +16,7 @@ import pytest
 from train.gang import connections, login_failures, restarting
 from train.gang.errors import UnreachableError
 from train.gang.watch import causes
-from train.host import records
+from train.host import json_files
 
 HOSTS = ["node-1", "node-2"]
 POLICY = {"max_restarts": 3, "restart_delay": 0, "host_wait": 60, "min_workers": 0}
@@ -93,7 +93,7 @@ def refuse(run_dir: Path, play: Any, **tried: Any) -> Any:
 
 
 def saved(run_dir: Path) -> Any:
-    return records.read_json(str(run_dir / "result.json"))
+    return json_files.read_json(str(run_dir / "result.json"))
 
 
 def test_the_next_attempt_is_due_after_its_delay(run_dir: Path) -> None:

@@ -21,7 +21,7 @@ import pytest
 from tests.support.lab import REPOSITORY
 from train.host import console
 from train.host.console import ConsoleParser
-from train.host.records import is_whole
+from train.host.progress_records import is_whole
 
 DATA = REPOSITORY / "tests/data/console"
 LOGS = sorted(path.stem for path in DATA.glob("*.log"))

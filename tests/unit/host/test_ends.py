@@ -15,7 +15,7 @@ import pytest
 from tests.support.lab import REPOSITORY
 from train.host import ends, pace
 from train.host.processes import read_text
-from train.host.records import Progress
+from train.host.progress_records import Progress
 
 NONE = (0, 0)
 XLA_OOM = "a.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes."

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.job_folders import DAY, jobs_in, lay_out, write_manifest
 from tests.unit.host.conftest import Starter
-from train.host import jobs, records
+from train.host import jobs, rank_environment, rank_files
 from train.host.call_types import CallError
 
 
@@ -66,9 +66,9 @@ def test_sizes_are_those_on_the_disk_and_links_count_for_nothing(tmp_path: Path)
 
 def test_broken_files_hide_no_job(tmp_path: Path) -> None:
     rank_dir = lay_out(tmp_path, "cut", "worker-0", host="a")
-    for name in (records.RANK_FILE, records.STATE_FILE, records.PROGRESS_FILE):
+    for name in (rank_files.RANK_FILE, rank_files.STATE_FILE, rank_files.PROGRESS_FILE):
         (rank_dir / name).write_text('{"job": "cu')
-    (tmp_path / "jobs/cut" / records.JOB_FILE).write_text("[]")
+    (tmp_path / "jobs/cut" / rank_files.JOB_FILE).write_text("[]")
     (tmp_path / "jobs/no-job").mkdir()
     (tmp_path / "jobs/a file").write_text("")
     (found,) = jobs.list_jobs(str(tmp_path))
@@ -135,14 +135,14 @@ def test_a_job_is_removed_with_all_it_holds(tmp_path: Path) -> None:
     assert remove(root, "old", "gone") == {**NOTHING, "removed": ["old"]}
     assert jobs_in(root) == ["other"]
     assert (outside / "data").read_text() == "precious"
-    assert (elsewhere / records.RANK_FILE).exists()
+    assert (elsewhere / rank_files.RANK_FILE).exists()
 
 
 def test_a_job_with_a_process_that_nobody_watches_stays(tmp_path: Path, start: Starter) -> None:
     rank_dir = lay_out(tmp_path / "real", "night", "worker-0", host="a", phase="failed")
     # As it was started: through a link to the root.
     (tmp_path / "root").symlink_to(tmp_path / "real")
-    process = start(**{records.ENV_RANK_DIR: str(tmp_path / "root/jobs/night/worker-0")})
+    process = start(**{rank_environment.ENV_RANK_DIR: str(tmp_path / "root/jobs/night/worker-0")})
     found = remove(tmp_path / "real", "night")
     assert found["kept"] == ["night: processes of worker-0 are still running"]
     process.kill()

@@ -22,8 +22,11 @@ from train.host import (
     calls,
     ends,
     jobs,
+    json_files,
     leases,
     processes,
+    rank_environment,
+    rank_files,
     ranks,
     records,
     staging,
@@ -34,7 +37,7 @@ from train.host.call_types import CallError
 #: All that a supervisor notes where the disk is full, and the end of its process.
 NOTING = """
 import os, sys
-from train.host import records, supervisor
+from train.host import json_files, progress_records, supervisor
 
 def full(*_, **__):
     raise OSError(28, "No space left on device")
@@ -42,7 +45,7 @@ def full(*_, **__):
 if sys.argv[2:]:
     sys.stderr = open(sys.argv[2], "w")  # of Python 3.8: it has a buffer
 rank = supervisor.Supervisor(sys.argv[1])
-records.write_json = records.ProgressWriter._append = full
+json_files.write_json = progress_records.ProgressWriter._append = full
 rank._console.feed = lambda data: [{"phase": "training"}]
 rank._leases.renew()
 rank._leases.release()
@@ -95,14 +98,14 @@ def fill_disk(rank_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Leave no space but what is kept free for a rank, and return the file that keeps it."""
     reserve = rank_dir / ranks.RESERVE_FILE
     reserve.write_bytes(bytes(9))
-    real = records.write_json
+    real = json_files.write_json
 
     def write(*arguments: Any) -> None:
         if reserve.exists():
             no_space()
         real(*arguments)
 
-    monkeypatch.setattr(records, "write_json", write)
+    monkeypatch.setattr(json_files, "write_json", write)
     return reserve
 
 
@@ -110,11 +113,11 @@ def fill_disk(rank_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_rank_is_stopped_where_the_disk_is_full(
     rank_dir: Path, monkeypatch: pytest.MonkeyPatch, start: Starter, chief: Any, is_kept: bool
 ) -> None:
-    script = start(**{records.ENV_RANK_DIR: str(rank_dir)})
+    script = start(**{rank_environment.ENV_RANK_DIR: str(rank_dir)})
     if is_kept:
         fill_disk(rank_dir, monkeypatch)
     else:
-        monkeypatch.setattr(records, "write_json", no_space)
+        monkeypatch.setattr(json_files, "write_json", no_space)
     report = ranks.stop(str(rank_dir), 0.0, "enough")
     found = {name: report[name] for name in ("was", "phase", "ended", "remaining")}
     assert found == {"was": "running", "phase": "stopped", "ended": 1, "remaining": []}
@@ -132,14 +135,14 @@ def test_what_is_kept_free_is_for_the_last_state(
 ) -> None:
     reserve = fill_disk(tmp_path, monkeypatch)
     ranks.write_state(str(tmp_path), {"phase": phase})
-    assert (tmp_path / records.STATE_FILE).exists() == written
+    assert (tmp_path / rank_files.STATE_FILE).exists() == written
     assert reserve.exists() != written
 
 
 @pytest.mark.parametrize(("attempt", "left"), [(1, True), (2, False)])
 def test_a_stop_of_an_attempt(rank_dir: Path, chief: Any, attempt: int, left: bool) -> None:
     """That of an earlier one stops no later one."""
-    path = rank_dir / records.RANK_FILE
+    path = rank_dir / rank_files.RANK_FILE
     path.write_text(json.dumps({**json.loads(path.read_text()), "attempt": 2}))
     about = {"root": str(rank_dir.parents[2]), "job": "night", "host": "a", "check": False}
     report = calls.stop({**about, "attempt": attempt, "grace": 0, "reason": "enough"})
@@ -160,7 +163,7 @@ def test_an_end_between_two_reads(rank_dir: Path, monkeypatch: pytest.MonkeyPatc
     last = dict(bare_ranks.state(rank_dir), phase=records.STOPPED, reason="was stopped")
 
     def is_alive(*_: Any) -> bool:
-        (rank_dir / records.STATE_FILE).write_text(json.dumps(last))
+        (rank_dir / rank_files.STATE_FILE).write_text(json.dumps(last))
         return False
 
     monkeypatch.setattr(processes, "is_alive", is_alive)
@@ -181,12 +184,12 @@ def test_what_a_supervisor_notes_is_written_at_once_or_lost(tmp_path: Path) -> N
     (tmp_path / "leases").write_text("in the way")
     noted = {"created_at": 1.0, "folder": str(tmp_path / "leases"), "resources": PORT}
     troubled = bare_ranks.stage(tmp_path, "worker-0", Path(__file__), leases=noted)
-    (troubled / records.STACKS_FILE).mkdir()
+    (troubled / rank_files.STACKS_FILE).mkdir()
     with open("/dev/full", "wb") as full:
         assert run(NOTING, troubled, stderr=full).returncode == 0
     assert run(NOTING, troubled, tmp_path / "log").returncode == 0
     log = (tmp_path / "log").read_text()
-    for name in (records.STATE_FILE, records.STACKS_FILE, records.PROGRESS_FILE):
+    for name in (rank_files.STATE_FILE, rank_files.STACKS_FILE, rank_files.PROGRESS_FILE):
         assert f"cannot write {name}: [Errno" in log
     assert "the rank is running without leases: " in log
 
@@ -195,12 +198,12 @@ def test_what_a_supervisor_notes_is_written_at_once_or_lost(tmp_path: Path) -> N
 def test_files_that_were_cut_off(tmp_path: Path, start: Starter, text: str) -> None:
     sound = lay_out(tmp_path, "old", "worker-0", host="a")
     rank_dir = lay_out(tmp_path, "night", "worker-0", host="a", phase=records.RUNNING)
-    for name in (records.RANK_FILE, records.STATE_FILE):
+    for name in (rank_files.RANK_FILE, rank_files.STATE_FILE):
         (rank_dir / name).write_text(text)
     assert ranks.find(str(tmp_path), "a") == [str(sound)]
     assert ranks.find(str(tmp_path), "a", "night") == []
 
-    script = start(**{records.ENV_RANK_DIR: str(rank_dir)})
+    script = start(**{rank_environment.ENV_RANK_DIR: str(rank_dir)})
     report = ranks.stop(str(rank_dir), 0.0, "enough")
     assert (report["was"], report["ended"], report["remaining"]) == ("failed", 1, [])
     assert script.wait(10) < 0
@@ -209,7 +212,7 @@ def test_files_that_were_cut_off(tmp_path: Path, start: Starter, text: str) -> N
     assert run(KILLED, rank_dir, json.dumps(alive)).returncode == 0
     assert bare_ranks.state(rank_dir)["cause"] == ends.SUPERVISOR
     ranks.set_aside(str(rank_dir))
-    assert (rank_dir / "attempts/0" / records.RANK_FILE).read_text() == text
+    assert (rank_dir / "attempts/0" / rank_files.RANK_FILE).read_text() == text
 
 
 def test_files_are_synced_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,16 +223,16 @@ def test_files_are_synced_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         synced.append((path.exists(), os.fstat(descriptor).st_size))
 
     monkeypatch.setattr(os, "fsync", fsync)
-    records.write_json(str(path), {"phase": "running"})
+    json_files.write_json(str(path), {"phase": "running"})
     assert synced == [(False, path.stat().st_size)]
-    records.write_json(str(path), {}, durable=False)
+    json_files.write_json(str(path), {}, durable=False)
     assert len(synced) == 1
 
 
 def made_ready(root: Path, ago: float, attempt: int = 1) -> Path:
     """Lay out a rank that was made ready some seconds ago and has not started."""
-    rank_dir = lay_out(root, "night", "worker-0", host="a", phase=ranks.ABSENT)
-    path = rank_dir / records.RANK_FILE
+    rank_dir = lay_out(root, "night", "worker-0", host="a", phase=records.ABSENT)
+    path = rank_dir / rank_files.RANK_FILE
     spec = json.loads(path.read_text())
     spec.update(attempt=attempt, start_timeout=200, port=None)
     path.write_text(json.dumps(spec))
@@ -271,7 +274,7 @@ def test_a_rank_that_has_not_started_is_stopped_and_starts_no_more(tmp_path: Pat
     assert (state["phase"], state["reason"]) == ("stopped", "was stopped by anna")
     held = [e["job"] for e in leases.entries(about["lease_dir"]) if e["state"] != leases.STOPPED]
     assert held == ["other"]
-    assert (rank_dir.parent / records.TOLD_TO_STOP_FILE).exists()
+    assert (rank_dir.parent / rank_files.STOP_REQUEST_FILE).exists()
     leases.give_back(about["lease_dir"], other)
 
 
@@ -291,10 +294,10 @@ def staged_again(root: Path, task: str, claim: str) -> Path:
     """Make the second attempt of a rank ready as ``stage`` does, and return its folder."""
     rank_dir = root / "jobs/night" / task
     spec = ranks.specification(str(rank_dir))
-    (rank_dir.parent / (records.CLAIM_FILE % 2)).write_text(claim)
+    (rank_dir.parent / (rank_files.CLAIM_FILE % 2)).write_text(claim)
     ranks.set_aside(str(rank_dir))
     staging.write_description(str(rank_dir.parent), {"attempt": 2, "job": "night"})
-    records.write_json(str(rank_dir / records.RANK_FILE), dict(spec, attempt=2))
+    json_files.write_json(str(rank_dir / rank_files.RANK_FILE), dict(spec, attempt=2))
     return rank_dir
 
 
@@ -316,11 +319,11 @@ def test_a_later_attempt_that_is_unstaged_leaves_the_job_as_it_was(tmp_path: Pat
     for task in ("worker-0", "worker-1"):
         lay_out(tmp_path, "night", task, host=task, phase=records.FAILED)
     job_dir = tmp_path / "jobs/night"
-    records.write_json(str(job_dir / records.JOB_FILE), {"attempt": 1})
+    json_files.write_json(str(job_dir / rank_files.JOB_FILE), {"attempt": 1})
     before = files_of(job_dir)
     for task in ("worker-0", "worker-1"):
         staged_again(tmp_path, task, "mine")
-    (job_dir / "worker-1" / records.RANK_FILE).unlink()
+    (job_dir / "worker-1" / rank_files.RANK_FILE).unlink()
     assert "belongs to another control node" in unstage(tmp_path, "worker-0", "other")
     for task in ("worker-0", "worker-1"):
         assert "leases were released" in unstage(tmp_path, task, "mine")
@@ -333,7 +336,7 @@ def test_a_later_attempt_that_is_unstaged_leaves_the_job_as_it_was(tmp_path: Pat
 def test_a_rank_that_has_started_is_not_unstaged(tmp_path: Path) -> None:
     lay_out(tmp_path, "night", "worker-0", host="a", phase=records.FAILED)
     rank_dir = staged_again(tmp_path, "worker-0", "mine")
-    (rank_dir / records.STATE_FILE).write_text('{"phase": "stopped", "attempt": 2}')
+    (rank_dir / rank_files.STATE_FILE).write_text('{"phase": "stopped", "attempt": 2}')
     unstage(tmp_path, "worker-0", "mine")
     assert ranks.specification(str(rank_dir))["attempt"] == 2
 

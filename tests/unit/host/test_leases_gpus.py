@@ -18,8 +18,9 @@ from tests.support.lease_ranks import holder, spec_of
 from tests.unit.host.conftest import SLEEP, Starter
 from train.gang.errors import UserError
 from train.host import gpus, leases, preflight, ranks
+from train.host.host_facts import Gpu
 from train.host.leases import user_name
-from train.host.records import Gpu, StopReport
+from train.host.records import StopReport
 
 # ---------------------------------------------------------------------------------- the driver
 

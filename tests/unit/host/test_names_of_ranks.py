@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.job_folders import lay_out
-from train.host import calls, processes, ranks, records, staging
+from train.host import calls, processes, rank_files, ranks, records, staging
 
 HERE = processes.machine()
 RESTARTED = "/".join(["another-boot", *HERE.split("/")[1:]])
@@ -91,7 +91,7 @@ def test_all_ranks_of_a_host_are_reported_and_stopped(tmp_path: Path) -> None:
     assert tasks == ["worker-0", "worker-1"]
     done = calls.stop({**given, "check": False, "for_good": True, "grace": 0, "reason": "x"})
     assert [one["was"] for one in (done["stop_report"], *done["more"])] == ["completed"] * 2
-    assert (tmp_path / "jobs/night" / records.TOLD_TO_STOP_FILE).exists()
+    assert (tmp_path / "jobs/night" / rank_files.STOP_REQUEST_FILE).exists()
     assert not done["changed"]
 
 

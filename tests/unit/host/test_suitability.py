@@ -13,7 +13,7 @@ import pytest
 
 from train.gang import reports
 from train.host import suitability
-from train.host.records import Suitability
+from train.host.host_facts import Suitability
 
 SUPPORTED = ["3.10", "3.13"]
 

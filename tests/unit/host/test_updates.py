@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from train.host import records, tail, updates
+from train.host import rank_files, records, tail, updates
 
 START = {"phase": "", "frozen": False, "log": 0, "progress": 0, "supervisor": 0}
 
@@ -21,7 +21,7 @@ def folder(tmp_path: Path) -> Path:
 def rank(folder: Path, **state: Any) -> Path:
     folder.mkdir(exist_ok=True)
     noted = {"phase": records.COMPLETED, **state}
-    (folder / records.STATE_FILE).write_text(json.dumps(noted))
+    (folder / rank_files.STATE_FILE).write_text(json.dumps(noted))
     return folder
 
 
@@ -46,7 +46,7 @@ def fetch(folder: Path, answer: int) -> tuple[bytes, int]:
 
 def test_a_log_comes_in_pieces_whatever_its_bytes(folder: Path) -> None:
     data = bytes(range(256)) * 300 + "é€𝄞".encode() * 9_000 + b"no newline" * 5_000
-    (folder / records.LOG_FILE).write_bytes(data)
+    (folder / rank_files.LOG_FILE).write_bytes(data)
     found, pieces = fetch(folder, 10_000)
     assert found == data
     assert pieces == -(-len(data) // 10_000)
@@ -55,21 +55,21 @@ def test_a_log_comes_in_pieces_whatever_its_bytes(folder: Path) -> None:
 def test_the_files_of_an_answer_share_its_bytes(tmp_path: Path) -> None:
     folders = [rank(tmp_path / f"worker-{index}") for index in range(3)]
     for folder in folders:
-        (folder / records.LOG_FILE).write_bytes(b"x" * 1_000_000)
-    (folders[0] / records.PROGRESS_FILE).write_bytes(b"y" * 1_000_000)
+        (folder / rank_files.LOG_FILE).write_bytes(b"x" * 1_000_000)
+    (folders[0] / rank_files.PROGRESS_FILE).write_bytes(b"y" * 1_000_000)
     found = ask(*folders, answer=400_000)
     assert [len(update["log"]) for update in found] == [100_000] * 3
     assert [len(update["progress"]) for update in found] == [100_000, 0, 0]
     assert found[0]["left"] == {"log": 900_000, "progress": 900_000, "supervisor": 0}
     assert found[0]["sizes"]["log"] == 1_000_000
-    (folders[1] / records.PROGRESS_FILE).write_bytes(b"y" * 1_000)
+    (folders[1] / rank_files.PROGRESS_FILE).write_bytes(b"y" * 1_000)
     (alone,) = ask(folders[1], answer=400_000)
     assert [len(alone["log"]), len(alone["progress"])] == [399_000, 1_000]
 
 
 def test_the_end_of_a_log_comes_ahead(folder: Path) -> None:
     text = "".join(f"line {number}\n" for number in range(100_000))
-    (folder / records.LOG_FILE).write_text(text)
+    (folder / rank_files.LOG_FILE).write_text(text)
     (update,) = ask(folder, answer=5_000)
     assert text.endswith(update["last"])
     assert "line 99999\n" in update["last"]
@@ -84,7 +84,7 @@ HOLE = (10_000, 90_000)
 def with_hole(folder: Path) -> bytes:
     """The log of a rank with a hole."""
     data = b"a" * HOLE[0] + bytes(HOLE[1] - HOLE[0]) + b"z" * 10_000
-    (folder / records.LOG_FILE).write_bytes(data)
+    (folder / rank_files.LOG_FILE).write_bytes(data)
     rank(folder, left_out={"log": HOLE})
     return data
 
@@ -124,7 +124,7 @@ def test_a_hole_that_is_made_while_it_is_read(
 
 
 def test_a_log_that_the_script_has_emptied_begins_again(folder: Path, with_hole: bytes) -> None:
-    (folder / records.LOG_FILE).write_bytes(b"new\0" * 5_000)  # the hole is noted still
+    (folder / rank_files.LOG_FILE).write_bytes(b"new\0" * 5_000)  # the hole is noted still
     (update,) = ask(folder, log=len(with_hole))
     assert update["log"] == "new\0" * 5_000
-    assert update["cursor"]["log"] == tail.size(str(folder / records.LOG_FILE))
+    assert update["cursor"]["log"] == tail.size(str(folder / rank_files.LOG_FILE))

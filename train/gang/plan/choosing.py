@@ -10,7 +10,7 @@ from train.gang.connections import Args, Returned
 from train.gang.errors import NothingAnsweredError, UserError
 from train.gang.job_records import MANIFEST_FILE, Manifest
 from train.gang.plan import placement, renaming
-from train.host import records
+from train.host import json_files
 
 
 def choose_hosts(play: connections.Play, args: Args) -> dict[str, object]:
@@ -45,7 +45,7 @@ def _known_manifest(play: connections.Play, checks: Mapping[str, Returned], args
     reported = {host: check.get("ranks") or () for host, check in checks.items()}
     named = renaming.in_names_of(manifest, renaming.inventory_of(play, list(checks), reported))
     if named is not manifest and not play.check_mode:
-        records.write_json(str(runs_dir / args["job"] / MANIFEST_FILE), named)
+        json_files.write_json(str(runs_dir / args["job"] / MANIFEST_FILE), named)
     return named
 
 

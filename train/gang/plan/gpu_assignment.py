@@ -12,7 +12,8 @@ from typing import Any
 from train.gang.errors import UserError
 from train.gang.job_records import PlannedRank
 from train.gang.plan.planned_ranks import FactsByHost
-from train.host.records import BusyGpu, Gpu, HostFacts, is_number
+from train.host.host_facts import BusyGpu, Gpu, HostFacts
+from train.host.plain_text import is_number
 
 AUTO = "auto"
 NONE = "none"

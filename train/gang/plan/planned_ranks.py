@@ -9,7 +9,7 @@ from train.gang import suggestions
 from train.gang.errors import UserError
 from train.gang.job_records import PlannedRank
 from train.host import records
-from train.host.records import HostFacts
+from train.host.host_facts import HostFacts
 
 #: Facts about every participating inventory host, as reported by ``check_host``.
 FactsByHost = Mapping[str, HostFacts]

@@ -34,7 +34,7 @@ from train.gang.plan import (
     withdrawal,
 )
 from train.gang.variables import job_variables, script_environment
-from train.host import records
+from train.host import json_files, rank_files, records
 from train.host.preflight import INSTALL
 
 
@@ -81,7 +81,7 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
     runs_dir = Path(args["runs_dir"]).expanduser().resolve()
     if attempt > 1:
         manifest, run_dir = run_folders.read_manifest(job, runs_dir), runs_dir / job
-        archive = run_dir / records.ARCHIVE_FILE
+        archive = run_dir / rank_files.ARCHIVE_FILE
         script_files.check_archive(archive, manifest["code_sha256"])
         script_files.check_arguments(manifest, archive, configs)
     else:
@@ -98,7 +98,7 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
         job, run_dir = run_folders.choose_job(job, script.path, runs_dir)
         if args["readable_by"] == "all":
             run_folders.open_to_all(run_dir)
-        archive = run_dir / records.ARCHIVE_FILE
+        archive = run_dir / rank_files.ARCHIVE_FILE
         manifest |= {
             "job": job,
             "code_sha256": script_files.pack(code, archive),
@@ -114,7 +114,7 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
         return checked
     if attempt > 1:
         withdrawal.set_aside(run_dir, attempt - 1)
-    records.write_json(str(run_dir / MANIFEST_FILE), manifest)
+    json_files.write_json(str(run_dir / MANIFEST_FILE), manifest)
     return {
         "changed": True,
         "warnings": [*_unused_gpus(hosts), *_notify_start(play, manifest, run_dir)],
@@ -243,7 +243,7 @@ def _notify_start(play: connections.Play, manifest: Manifest, run_dir: Path) -> 
     """Notify that the job starts, without waiting for the notification to be sent."""
     event, message, attempt = "start", "", manifest["attempt"]
     if attempt > 1:
-        before = read_result(run_dir / records.ATTEMPTS_DIR / str(attempt - 1))
+        before = read_result(run_dir / rank_files.ATTEMPTS_DIR / str(attempt - 1))
         event, message = "restart", before["message"] if before else ""
     hosts = [rank["host"] for rank in manifest["ranks"]]
     return notify.send(

@@ -19,8 +19,9 @@ from train.gang.login_failures import names_of
 from train.gang.plan import renaming, script_files, withdrawal
 from train.gang.plan.renaming import Inventory
 from train.gang.reports import ReportError, fields, items, mapping, matching, record, task, text
-from train.host import records
-from train.host.records import HostFacts, RankInfo
+from train.host import json_files, rank_files, records
+from train.host.host_facts import HostFacts
+from train.host.records import RankInfo
 
 #: Fields that each attempt rewrites. All others are constant for the whole job.
 _OF_ATTEMPT = {"attempt", "attempts", "results_dirs", "hosts", "ranks", "tf_config", "versions"}
@@ -186,12 +187,12 @@ def find(play: connections.Play, args: connections.Args) -> dict[str, object]:
             run_folders.open_to_all(run_dir)
         if written is not None and written["attempt"] < newest["attempt"]:
             withdrawal.set_aside(run_dir, written["attempt"])
-        records.write_json(str(run_dir / job_records.MANIFEST_FILE), newest)
+        json_files.write_json(str(run_dir / job_records.MANIFEST_FILE), newest)
     # Only participating hosts: a replaced host may be back and still have the job's files.
     folders = {
         rank["host"]: str(Path(rank["rank_dir"]).parent) for rank in ranks if rank["host"] in kept
     }
-    archive = run_dir / records.ARCHIVE_FILE
+    archive = run_dir / rank_files.ARCHIVE_FILE
     if folders and not archive.exists():
         limit = int(float(args["code_limit_mb"]) * 2**20)
         warnings += fetch_archive(play, folders, archive, newest["code_sha256"], limit)

@@ -17,7 +17,7 @@ from train.gang import REPOSITORY, archives
 from train.gang.errors import UserError
 from train.gang.job_records import Manifest, arguments_of
 from train.gang.scratch import Scratch
-from train.host import processes, records
+from train.host import processes, rank_files
 
 WORKER = REPOSITORY / "train" / "worker.py"
 IGNORE_FILE = ".trainignore"
@@ -214,8 +214,8 @@ def pack(code: Sequence[tuple[Path, str]], archive: Path) -> str:
     digest = hashlib.sha256()
     with tarfile.open(archive, "w:gz", compresslevel=1, dereference=True) as tar:
         for path, name in code:
-            tar.add(path, f"{records.CODE_DIR}/{name}", recursive=False)
-            digest.update(f"{records.CODE_DIR}/{name}".encode() + b"\0" + path.read_bytes())
+            tar.add(path, f"{rank_files.CODE_DIR}/{name}", recursive=False)
+            digest.update(f"{rank_files.CODE_DIR}/{name}".encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 
 
@@ -259,7 +259,7 @@ def check_arguments(
                 tar.extractall(folder, filter="data")
         else:
             for path, name in code:
-                link = Path(folder, records.CODE_DIR, name)
+                link = Path(folder, rank_files.CODE_DIR, name)
                 link.parent.mkdir(parents=True, exist_ok=True)
                 link.symlink_to(path)
         by_host = {host: arguments_of(manifest, host) for host in tf_configs}
@@ -270,7 +270,7 @@ def check_arguments(
             checked.append(arguments)
             done = processes.run(
                 [sys.executable, str(WORKER), "--check", *arguments],
-                cwd=Path(folder, records.CODE_DIR),
+                cwd=Path(folder, rank_files.CODE_DIR),
                 env={**environment, "TF_CONFIG": json.dumps(tf_configs[host])},
             )
             if done.returncode:

@@ -18,7 +18,7 @@ from train.gang.packages.names import package_of
 from train.gang.packages.requested import Requested
 from train.gang.plan import script_files, script_imports
 from train.gang.plan.planned_ranks import FactsByHost
-from train.host.records import HostFacts, TensorFlowEnvironment
+from train.host.host_facts import HostFacts, TensorFlowEnvironment
 
 #: The role tensorflow's own locks of TensorFlow, by variant.
 _LOCKS = REPOSITORY / "roles/tensorflow/files"

@@ -9,14 +9,14 @@ import shutil
 from pathlib import Path
 
 from train.gang.job_records import EVENTS_FILE, LOAD_DIR, MANIFEST_FILE, RESULT_FILE
-from train.host import records
+from train.host import rank_files
 
 #: Files that each attempt rewrites. A job's events cover all attempts.
 _OF_ATTEMPT = ("logs", "progress", LOAD_DIR, RESULT_FILE, "ansible.log")
 
 
 def _folder_of(run_dir: Path, attempt: int) -> Path:
-    return run_dir / records.ATTEMPTS_DIR / str(attempt)
+    return run_dir / rank_files.ATTEMPTS_DIR / str(attempt)
 
 
 def set_aside(run_dir: Path, attempt: int) -> None:
@@ -53,7 +53,7 @@ def _move(path: Path, target: Path) -> None:
 
 def forget(run_dir: Path) -> None:
     """Remove the files of a job that never started, so that its id can be used again."""
-    for name in (MANIFEST_FILE, records.ARCHIVE_FILE, EVENTS_FILE):
+    for name in (MANIFEST_FILE, rank_files.ARCHIVE_FILE, EVENTS_FILE):
         (run_dir / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # not empty
         run_dir.rmdir()

@@ -17,7 +17,7 @@ from train.gang import cause_names
 from train.gang.job_records import RESULT_FILE, RankResult, ResultRecord, read_manifest, read_result
 from train.gang.packages.names import package_of
 from train.gang.watch.script_faults import known_fault
-from train.host import ends, records, tracebacks
+from train.host import ends, json_files, rank_files, records, tracebacks
 from train.host.suggested import suggest
 
 
@@ -281,7 +281,7 @@ def give_up(run_dir: Path, reason: str) -> None:
             "restart": False,
             "restart_reason": reason,
         }
-        records.write_json(str(run_dir / RESULT_FILE), {**last, **ended})
+        json_files.write_json(str(run_dir / RESULT_FILE), {**last, **ended})
 
 
 def stop_before_next(run_dir: Path, reason: str) -> None:
@@ -299,16 +299,16 @@ def stop_before_next(run_dir: Path, reason: str) -> None:
             "cause": None,
         }
         ended |= {"restart": False, "restart_reason": "", "restart_delay": 0.0}
-        records.write_json(str(run_dir / RESULT_FILE), {**last, **ended})
+        json_files.write_json(str(run_dir / RESULT_FILE), {**last, **ended})
 
 
 def earlier_attempts(run_dir: Path, current: int) -> list[str]:
     """Return a line about the end of each attempt before the ``current`` one."""
-    folders = (run_dir / records.ATTEMPTS_DIR).glob("*")
+    folders = (run_dir / rank_files.ATTEMPTS_DIR).glob("*")
     numbers = [int(path.name) for path in folders if path.name.isdigit()]
     lines = []
     for number in sorted(number for number in numbers if number < current):
-        if result := read_result(run_dir / records.ATTEMPTS_DIR / str(number)):
+        if result := read_result(run_dir / rank_files.ATTEMPTS_DIR / str(number)):
             lines.append(f"attempt {number}: {_how(result)}")
     return lines
 
@@ -325,6 +325,6 @@ def _how(result: ResultRecord) -> str:
 
 def _before(run_dir: Path) -> ResultRecord | None:
     """Return the last result that was set aside for a later attempt."""
-    ended = (run_dir / records.ATTEMPTS_DIR).glob(f"*/{RESULT_FILE}")
+    ended = (run_dir / rank_files.ATTEMPTS_DIR).glob(f"*/{RESULT_FILE}")
     last = max(ended, key=lambda path: int(path.parent.name), default=None)
     return read_result(last.parent) if last else None

@@ -14,7 +14,7 @@ from typing import Any
 from train.gang import cause_names, listing
 from train.gang.watch import causes
 from train.gang.watch.views import View, views_in_training
-from train.host import ends, records, tracebacks
+from train.host import ends, progress_records, rank_files, tracebacks
 
 #: A rank may be ahead of its last record by this many times the distance between two records.
 _STRIDES = 2
@@ -59,7 +59,7 @@ def notes(views: Sequence[View]) -> list[str]:
         left = view.state.get("left_files")
         if left and left["count"]:
             several = left["count"] > 1
-            place = f"{view.target.host}:{view.target.rank_dir}/{records.CODE_DIR}"
+            place = f"{view.target.host}:{view.target.rank_dir}/{rank_files.CODE_DIR}"
             found.append(
                 f"{left['count']} file{'s' if several else ''} of {view.target.task} that "
                 f"look{'' if several else 's'} like results remain{'' if several else 's'} "
@@ -199,7 +199,7 @@ def _without_loss(training: Sequence[View]) -> Iterator[str]:
     lost = {
         view: str(view.record.get("loss"))
         for view in training
-        if view.record.get("loss") in records.NOT_FINITE
+        if view.record.get("loss") in progress_records.NOT_FINITE
     }
     for value, views in _alike(lost).items():
         yield (

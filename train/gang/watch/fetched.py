@@ -6,7 +6,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from train.host import records
+from train.host import json_files
 
 #: Suffix of the previous file. Once a file reaches its limit, at least its newer half is kept, in
 #: the file and the previous one.
@@ -63,7 +63,7 @@ class FetchedFile:
                 written += os.write(descriptor, data[written:])
             base = end - before - len(data)
             if base != self._base:
-                records.write_json(str(self._base_path), base, durable=False)
+                json_files.write_json(str(self._base_path), base, durable=False)
                 self._base = base
         except OSError:
             os.ftruncate(descriptor, before)

@@ -22,9 +22,8 @@ from train.gang.watch.reachability import Reachability
 from train.gang.watch.stragglers import Stragglers
 from train.gang.watch.verdict import Verdict
 from train.gang.watch.views import WAIT, Target, View, views_in_training
-from train.host import records
-from train.host.ranks import ABSENT
-from train.host.records import Update
+from train.host import progress_records, records
+from train.host.records import ABSENT, Update
 
 #: Bytes to read at the end of a log and of progress when a watch continues another one.
 _LOG_TAIL, _PROGRESS_TAIL = 1 << 16, 1 << 20
@@ -68,7 +67,9 @@ class FollowedGang(Ranks):
         """Read the files of an earlier watch."""
         for view, files in self._files.items():
             view.add_log(files["log"].tail(_LOG_TAIL))
-            view.add_progress(records.parse_progress(files["progress"].tail(_PROGRESS_TAIL)))
+            view.add_progress(
+                progress_records.parse_progress(files["progress"].tail(_PROGRESS_TAIL))
+            )
             view.lines = files["progress"].lines()
 
     def follow(self) -> GangOutcome:
@@ -126,7 +127,7 @@ class FollowedGang(Ranks):
     def _add_progress(self, view: View, update: Update) -> None:
         """Process new progress records, and report a rank that slows down the others."""
         task, host = view.target.task, view.target.host
-        found, wrong = records.read_progress(update["progress"])
+        found, wrong = progress_records.read_progress(update["progress"])
         if wrong:
             place, why = wrong[0]
             text = (

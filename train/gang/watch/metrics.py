@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from train.gang.watch.views import View
-from train.host import records
+from train.host import json_files, rank_files, records
 
 #: States of a job. ``restarting`` has failed, and another attempt follows.
 STATES = (records.RUNNING, records.COMPLETED, records.FAILED, records.STOPPED, "restarting")
@@ -36,9 +36,9 @@ def write(folder: str, job: str, state: str, attempt: int, views: Sequence[View]
     """Replace the job's file in ``folder``, if that is set. Return an error or an empty text."""
     if not folder:
         return ""
-    path = f"{records.expand(folder)}/train-{job}.prom"
+    path = f"{rank_files.expand(folder)}/train-{job}.prom"
     try:
-        records.write_text(path, text_of(job, state, attempt, views), durable=False)
+        json_files.write_text(path, text_of(job, state, attempt, views), durable=False)
     except Exception as error:  # the job must not depend on its monitoring
         why = error.strerror if isinstance(error, OSError) else repr(error)
         return f"{path} cannot be written: {why} (train_job_metrics_dir)"

@@ -12,9 +12,9 @@ from train.gang.watch import causes, doubts
 from train.gang.watch.journal import Journal
 from train.gang.watch.polling import BOUNDED, holes_of
 from train.gang.watch.views import View, views_in_training
-from train.host import records
-from train.host.ranks import ABSENT
-from train.host.records import Progress
+from train.host import rank_files, records
+from train.host.progress_records import Progress
+from train.host.records import ABSENT
 
 #: Seconds between two lines about the progress of fetching logs.
 FETCH_EVERY = 5.0
@@ -113,7 +113,9 @@ class Notices:
             text = f"attempt {attempt} resumes at step {self._first_step}"
         else:
             text += ", although TRAIN_CHECKPOINT_DIR contains files"
-        before = read_result(self._journal.run_dir / records.ATTEMPTS_DIR / str(attempt - 1)) or {}
+        before = (
+            read_result(self._journal.run_dir / rank_files.ATTEMPTS_DIR / str(attempt - 1)) or {}
+        )
         if before.get("step") is not None:
             text += f"; attempt {attempt - 1} had reached step {before['step']}"
         self._journal.notice("resumed", text)

@@ -25,9 +25,8 @@ from train.gang import listing, reports, run_folders
 from train.gang.errors import BusyError
 from train.gang.watch.fetched import FetchedFile
 from train.gang.watch.views import Target, View
-from train.host import processes, records
-from train.host.ranks import ABSENT
-from train.host.records import Cursor, RankState, Update
+from train.host import plain_text, processes, rank_files, records
+from train.host.records import ABSENT, Cursor, RankState, Update
 
 LOCK_FILE = ".followed"
 #: Seconds before the second attempt to reach a host, and between two attempts to write a file.
@@ -38,8 +37,8 @@ _DISK_PAUSE = 5.0
 _FOLLOWER, _COMMAND = 1000, 200
 #: A rank's files with limits, here and on its host, and their names in messages.
 BOUNDED: tuple[tuple[reports.FileName, str, str], ...] = (
-    ("log", "log", records.LOG_FILE),
-    ("progress", "progress records", records.PROGRESS_FILE),
+    ("log", "log", rank_files.LOG_FILE),
+    ("progress", "progress records", rank_files.PROGRESS_FILE),
 )
 #: Bytes of all files in one answer: minimum, first and maximum. The size grows while an answer with
 #: data takes less than _FAST seconds, and shrinks after one that takes more than _SLOW seconds.
@@ -247,7 +246,7 @@ class Ranks:
         begin = b"" if self._files[view][name].tail(1) in ("", "\n") else b"\n"
         if name == "progress":
             return begin + json.dumps({"left_out": size}).encode() + b"\n"
-        path = f"{view.target.host}:{view.target.rank_dir}/{records.LOG_FILE}"
+        path = f"{view.target.host}:{view.target.rank_dir}/{rank_files.LOG_FILE}"
         where = f"the complete log is {path}"
         if name in holes_of(state):
             where = f"its beginning and newest part are in {path}"
@@ -259,7 +258,9 @@ class Ranks:
         """
         if isinstance(update, Exception):
             view.silent_since = view.silent_since or time.monotonic()
-            view.trouble = records.clean(str(update) or type(update).__name__, reports.MAX_REASON)
+            view.trouble = plain_text.clean(
+                str(update) or type(update).__name__, reports.MAX_REASON
+            )
             return
         view.silent_since, view.trouble, view.heard = None, "", time.monotonic()
         view.state, view.drained = update["state"], not update["more"]
@@ -276,7 +277,9 @@ def _take_lock(path: Path, busy: str) -> int:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        follower = records.clean(os.pread(lock, _FOLLOWER, 0).decode("utf-8", "replace"), _FOLLOWER)
+        follower = plain_text.clean(
+            os.pread(lock, _FOLLOWER, 0).decode("utf-8", "replace"), _FOLLOWER
+        )
         os.close(lock)
         raise BusyError(f"{busy} ({follower})" if follower else busy) from None
     # Arguments from the first -e on may be secret.

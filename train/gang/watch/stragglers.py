@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from train.host.records import Progress
+from train.host.progress_records import Progress
 
 Reading = Mapping[str, Any]
 Readings = Sequence[Reading]

@@ -32,7 +32,7 @@ from train.gang.watch.views import View, is_secondary, views_in_training
 from train.host import records
 from train.host.ends import START_TIMEOUT
 from train.host.probe import OPEN, REFUSED
-from train.host.ranks import ABSENT
+from train.host.records import ABSENT
 
 #: Seconds to wait for the rank first at fault, after another rank that failed because of it.
 ROOT_CAUSE_WAIT = 3.0

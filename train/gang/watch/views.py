@@ -11,9 +11,9 @@ from typing import Any
 from train.gang.job_records import RankResult
 from train.gang.watch.causes import TERMINATED, exception_in, last_line_in
 from train.gang.watch.script_faults import known_fault
-from train.host import console, ends, records, tracebacks
-from train.host.ranks import ABSENT
-from train.host.records import Progress, RankState
+from train.host import console, ends, plain_text, progress_records, records, tracebacks
+from train.host.progress_records import Progress
+from train.host.records import ABSENT, RankState
 from train.host.terminal import LogLines
 
 TAIL_LINES = 20
@@ -84,14 +84,14 @@ class LogEnd:
     @property
     def current(self) -> str:
         """The unfinished last line."""
-        return records.clean(self._lines.current, _LINE)
+        return plain_text.clean(self._lines.current, _LINE)
 
     def add(self, text: str) -> None:
         """Add the next part of the log."""
         for line in self._lines.feed(text.encode("utf-8", "replace")):
             is_chatter = console.is_of_framework(line, errors=False)
             if not is_chatter and not console.is_unfinished_bar(line):
-                self.lines.append(records.clean(line, _LINE))
+                self.lines.append(plain_text.clean(line, _LINE))
 
 
 def _is_passing(line: str) -> bool:
@@ -229,8 +229,8 @@ class View:
         """
         before = "" if after_gap else self.rest
         complete, newline, rest = (before + text).rpartition("\n")
-        if len(rest) > records.MAX_LINE:
-            rest = rest[: records.MAX_LINE + 1]  # too long in any case
+        if len(rest) > progress_records.MAX_LINE:
+            rest = rest[: progress_records.MAX_LINE + 1]  # too long in any case
         self.rest = rest
         if newest and len(complete) > newest:
             complete = complete[-newest:].partition("\n")[2]
@@ -257,9 +257,9 @@ class View:
             before, step = self.record.get("step"), record.get("step")
             if before is not None and step is not None:
                 self.stride = max(self.stride, step - before)
-            self.record = records.with_earlier(record, self.record)
+            self.record = progress_records.with_earlier(record, self.record)
             self.metrics = record.get("metrics") or self.metrics
-            if records.is_whole(record):
+            if progress_records.is_whole(record):
                 self.final_metrics = record.get("metrics") or self.final_metrics
             self.weights_sha256 = record.get("weights_sha256", self.weights_sha256)
 

@@ -35,9 +35,8 @@ from train.gang.watch import (
     polling,
     views,
 )
-from train.host import records, updates
-from train.host.ranks import ABSENT
-from train.host.records import Update
+from train.host import json_files, rank_files, records, updates
+from train.host.records import ABSENT, Update
 
 #: The outcome in the job's folder, from the end of the watch until ``result.json`` is written.
 OUTCOME_FILE = ".outcome.json"
@@ -51,9 +50,9 @@ def follow_gang(play: connections.Play, args: Args) -> dict[str, object]:
     gang = _gang(play, args, connections.say)
     if not args["ranks"]:  # attach has this from the hosts
         manifest = run_folders.read_manifest(run_dir.name, run_dir.parent)
-        records.write_json(str(run_dir / MANIFEST_FILE), staged(manifest))
+        json_files.write_json(str(run_dir / MANIFEST_FILE), staged(manifest))
     ended = gang.follow()
-    records.write_json(str(run_dir / OUTCOME_FILE), asdict(ended))
+    json_files.write_json(str(run_dir / OUTCOME_FILE), asdict(ended))
     return {
         "state": ended.state,
         "message": ended.message,
@@ -67,7 +66,7 @@ def report(play: connections.Play, args: Args) -> dict[str, object]:
     run_dir = Path(args["run_dir"]).expanduser()
     gang = _gang(play, args, lambda line: None)
     gang.drain(connections.say)
-    ended = outcome.GangOutcome(**(records.read_json(str(run_dir / OUTCOME_FILE)) or {}))
+    ended = outcome.GangOutcome(**(json_files.read_json(str(run_dir / OUTCOME_FILE)) or {}))
     if args["trouble"]:
         attach = suggestions.command("attach", job=args["job"])
         reason = f"its results were not fetched: {args['trouble']}; try again with `{attach}`"
@@ -84,7 +83,7 @@ def report(play: connections.Play, args: Args) -> dict[str, object]:
         earlier = causes.earlier_attempts(run_dir, result["attempts"])
         result["message"] = "\n".join([result["message"], *earlier])
     result["doubts"] = _all_doubts(known, result)
-    records.write_json(str(run_dir / RESULT_FILE), result)
+    json_files.write_json(str(run_dir / RESULT_FILE), result)
     (run_dir / OUTCOME_FILE).unlink(missing_ok=True)
     state = "restarting" if result["restart"] else result["state"]
     metrics.write(args["metrics_dir"], run_dir.name, state, result["attempts"], gang.views)
@@ -304,5 +303,5 @@ class RankHosts:
     def _run(self, target: views.Target, program: str, *arguments: str) -> Mapping[str, object]:
         """Run one of the launcher's programs on a rank's host and return its output."""
         words = [target.host_python, "-S", "-E", "-m", f"train.host.{program}", *arguments]
-        launcher = f"{target.rank_dir}/{records.LAUNCHER_DIR}"
+        launcher = f"{target.rank_dir}/{rank_files.LAUNCHER_DIR}"
         return self._play.run(target.host, program, words, launcher)
