@@ -22,7 +22,7 @@ class ActionModule(HostAction):
     def act(self, options: Args, task_vars: Args) -> Returned:
         """Fetch the packed files and unpack them below the job's folder.
 
-        ``trouble`` does not fail the task, because they can be fetched again.
+        ``error`` does not fail the task, because they can be fetched again.
         """
         run_dir, limit = Path(options["run_dir"]), int(options["limit_mb"] * 2**20)
         target, names = run_dir, options["folders"] or []
@@ -31,14 +31,14 @@ class ActionModule(HostAction):
         try:
             packed = self.call(options, task_vars)
             if packed.get("failed") or packed.get("unreachable"):
-                return {"trouble": str(packed.get("msg") or "it cannot be packed")}
+                return {"error": str(packed.get("msg") or "it cannot be packed")}
             if packed.get("archive") is None:
-                return {"changed": False, "trouble": ""}
+                return {"changed": False, "error": ""}
             with tempfile.TemporaryDirectory(prefix=".fetching-", dir=run_dir) as folder:
                 archive = Path(folder, "results.tar.gz")
                 connections.fetch(self, reports.path(packed["archive"]), archive, limit)
                 target.mkdir(exist_ok=True)
                 archives.unpack(archive, target, names, limit, options["limit_files"])
         except (archives.ArchiveError, *connections.FETCH_ERRORS) as error:
-            return {"trouble": reports.bounded(str(error) or type(error).__name__)}
-        return {"changed": True, "trouble": ""}
+            return {"error": reports.bounded(str(error) or type(error).__name__)}
+        return {"changed": True, "error": ""}

@@ -43,7 +43,7 @@ PLAYBOOK = REPOSITORY / "playbooks/setup.yml"
 #: The names of the debug module, whose messages are for people.
 DEBUG = add_internal_fqcns(("debug",))
 #: Seconds without output before a line shows what is still running, and between two checks.
-QUIET_S, LOOK_S = 15.0, 1.0
+QUIET_S, POLL_S = 15.0, 1.0
 #: Minimum seconds of a step whose duration is shown.
 LONG_S = 5.0
 WIDTH = 80
@@ -326,7 +326,7 @@ class CallbackModule(Default):  # type: ignore[misc]
 
     def _show_life(self, ended: threading.Event) -> None:
         """Print at intervals what is still running, until the run has ended."""
-        while not ended.wait(LOOK_S):
+        while not ended.wait(POLL_S):
             step = self._step
             if step is not None and time.monotonic() - self._printed_at >= QUIET_S:
                 running = list(step.running)

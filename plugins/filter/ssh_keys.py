@@ -44,17 +44,17 @@ def addresses_of(names: Iterable[str]) -> list[str]:
 def place_of(member: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[str, Any]:
     """Return how the other hosts, and Ansible, reach a machine."""
     name = member["name"]
-    outer = str(member.get("outer") or variables.get("ansible_host") or name)
-    outer_port = int(member.get("ssh_port") or variables.get("ansible_port") or 22)
-    address = str(variables.get("ssh_keys_address") or member.get("address") or outer)
-    port = int(variables.get("ssh_keys_port") or outer_port)
+    ansible_host = str(member.get("ansible_host") or variables.get("ansible_host") or name)
+    ansible_port = int(member.get("ssh_port") or variables.get("ansible_port") or 22)
+    address = str(variables.get("ssh_keys_address") or member.get("address") or ansible_host)
+    port = int(variables.get("ssh_keys_port") or ansible_port)
     place: dict[str, Any] = {
         "names": list(member.get("names") or [name]),
-        "endpoints": list(dict.fromkeys([(address, port), (outer, outer_port)])),
+        "endpoints": list(dict.fromkeys([(address, port), (ansible_host, ansible_port)])),
         "sources": variables.get("ssh_keys_from") or [],
-        "has_names": len(addresses_of({address, outer})) < len({address, outer}),
+        "has_names": len(addresses_of({address, ansible_host})) < len({address, ansible_host}),
     }
-    for host in [*place["names"], address, outer]:
+    for host in [*place["names"], address, ansible_host]:
         if not re.fullmatch(NAME, host):
             raise AnsibleFilterError(
                 f"{name}: ssh can use no host {host!r}: use letters, digits, dots, dashes and "

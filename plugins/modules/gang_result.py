@@ -72,7 +72,7 @@ options:
     description: Whether doubts about a completed job are a failure.
     type: bool
     default: false
-  trouble:
+  fetch_error:
     description: Why the model was not fetched; empty if it was.
     type: str
     default: ''

@@ -59,7 +59,7 @@ options:
     description: Seconds for all ranks to begin to train together; 0 for no limit.
     type: float
     required: true
-  end_timeout:
+  non_training_exit_timeout:
     description: Seconds for other ranks to end after the first has completed; 0 for no limit.
     type: float
     required: true
@@ -99,7 +99,7 @@ EXAMPLES = r"""
     staged: staged
     started: started
     start_wait_timeout: 600
-    end_timeout: 60
+    non_training_exit_timeout: 60
     grace: 10
     straggler_factor: 1.5
     disconnected_timeout: 60

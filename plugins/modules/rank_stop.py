@@ -33,7 +33,7 @@ options:
     description: Why the rank is stopped, as text after its name.
     type: str
     required: true
-  for_good:
+  permanent:
     description: Whether to prevent later attempts of the job.
     type: bool
     default: false
@@ -57,7 +57,7 @@ EXAMPLES = r"""
     job: digits-1
     grace: 10
     reason: was stopped by hand
-    for_good: true
+    permanent: true
 """
 
 RETURN = r"""

@@ -55,26 +55,26 @@ class Row:
     named: bool | None = None  # the right rank and cause were reported; None if none was expected
     left: int | None = None  # processes of the job on the hosts after its end
     resumed: int | None = None  # the first step of the next attempt
-    trouble: str = ""  # the error, or why the fault was left out
+    error: str = ""  # the error, or why the fault was left out
     skipped: bool = False  # the fault was left out
 
     @property
     def well(self) -> bool:
         """Whether the job behaved as expected, or the fault was left out."""
-        return self.skipped or not (self.trouble or self.left)
+        return self.skipped or not (self.error or self.left)
 
     @property
     def cells(self) -> list[str]:
         """The row as texts."""
         if self.skipped:
-            return [self.fault, self.victim, "left out", "", "", "", self.trouble]
+            return [self.fault, self.victim, "left out", "", "", "", self.error]
         return [
             *(self.fault, self.victim),
             "-" if self.detected is None else f"{self.detected:.1f} s",
             {True: "yes", False: "NO", None: "-"}[self.named],
             "" if self.left is None else f"{self.left} processes" if self.left else "nothing",
             "-" if self.resumed is None else f"step {self.resumed}",
-            self.trouble or "well",
+            self.error or "well",
         ]
 
 
@@ -160,19 +160,17 @@ def _follow(fault: str, job: Job, become: bool) -> Row:
             if injection.outcome.result("rank_fault")["skipped_because"]:
                 break
     if injection is None:
-        return replace(row, trouble="the job ended before the fault could be injected")
+        return replace(row, error="the job ended before the fault could be injected")
     while not injection.wait(1.0):
         pass
     outcome = injection.close()
     injected = outcome.result("rank_fault")
     if not injected:
-        return replace(
-            row, trouble="; ".join(outcome.messages) or "the fault could not be injected"
-        )
+        return replace(row, error="; ".join(outcome.messages) or "the fault could not be injected")
     if injected["skipped_because"]:
-        return replace(row, trouble=str(injected["skipped_because"]), skipped=True)
+        return replace(row, error=str(injected["skipped_because"]), skipped=True)
     if job.result is None:
-        return replace(row, trouble=f"the job did not end within {_LIMIT:g} s")
+        return replace(row, error=f"the job did not end within {_LIMIT:g} s")
     at = (at or time.monotonic()) + injected.get("delay", 0.0)
     return _judge(row, [(when - at, event) for when, event in restarts], job)
 
@@ -203,20 +201,20 @@ def _judge(row: Row, restarts: Sequence[tuple[float, Event]], job: Job) -> Row:
     reported = [report for found in stopped.values() for report in reports.stop_reports(found)]
     row = replace(row, left=sum(rank["ended"] + len(rank["remaining"]) for rank in reported))
     wanted = EXPECTED[row.fault]
-    trouble = "" if result.state == "completed" else f"the job {result.state}: {result.message}"
+    error = "" if result.state == "completed" else f"the job {result.state}: {result.message}"
     if restarts and not wanted:
-        trouble = f"the job was restarted: {restarts[0][1].data['message']}"
+        error = f"the job was restarted: {restarts[0][1].data['message']}"
     elif restarts:
         seconds, event = restarts[0]
         named = event.task == row.victim.split()[0] and event.data["cause"] in wanted
-        if not named and not trouble:
-            trouble = f"{event.task or 'nobody'}: {event.data['cause']}"
+        if not named and not error:
+            error = f"{event.task or 'nobody'}: {event.data['cause']}"
         log = job.run_dir / "logs" / f"{result.ranks[0]['task'] if result.ranks else ''}.log"
         resumed = _RESUMED.search(log.read_text("utf-8", "replace")) if log.is_file() else None
-        if resumed is None and not trouble:
-            trouble = "the next attempt did not resume"
+        if resumed is None and not error:
+            error = "the next attempt did not resume"
         step = int(resumed[1]) if resumed else None
         row = replace(row, detected=max(0.0, seconds), named=named, resumed=step)
     elif wanted and row.fault != faults.PORT:  # connections may survive the packet loss
-        trouble = trouble or "the fault was not detected"
-    return replace(row, trouble=trouble.split("\n")[0][:160])
+        error = error or "the fault was not detected"
+    return replace(row, error=error.split("\n")[0][:160])

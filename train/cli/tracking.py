@@ -75,7 +75,7 @@ class TrackedDisplay:
         self._display, self._uri, self._run_dir = display, uri, run_dir
         self._events: deque[Event] = deque(maxlen=WAITING)
         self._result: Result | None = None
-        self._troubles: deque[str] = deque()
+        self._errors: deque[str] = deque()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
@@ -86,7 +86,7 @@ class TrackedDisplay:
         # A job in the queue may never start.
         if event.kind == "restart" or event.data.get("phase") in _PHASES:
             self._events.append(event)
-        self._show_troubles(event.job)
+        self._show_errors(event.job)
 
     def result(self, result: Result) -> None:
         """Log and show how the job ended."""
@@ -94,13 +94,13 @@ class TrackedDisplay:
         self._ending.set()
         self._thread.join(LIMIT)
         if self._thread.is_alive():
-            self._troubles.append(f"logging did not finish within {LIMIT:g} s")
-        self._show_troubles(result.job)
+            self._errors.append(f"logging did not finish within {LIMIT:g} s")
+        self._show_errors(result.job)
         self._display.result(result)
 
-    def _show_troubles(self, job: str) -> None:
-        while self._troubles:
-            text = f"MLflow: {self._troubles.popleft()}; the job is not affected"
+    def _show_errors(self, job: str) -> None:
+        while self._errors:
+            text = f"MLflow: {self._errors.popleft()}; the job is not affected"
             data = {"kind": "mlflow", "task": None, "text": text}
             self._display.event(Event("notice", job, "", data))
 
@@ -108,9 +108,9 @@ class TrackedDisplay:
         """Log events until the job has ended; of consecutive errors, report only the first."""
         run: _Run | None = None
         pending: deque[Event] = deque(maxlen=WAITING)
-        troubled, ended = False, None
+        failing, ended = False, None
         while ended is None:
-            self._ending.wait(PAUSE if troubled else INTERVAL)
+            self._ending.wait(PAUSE if failing else INTERVAL)
             ended = self._result
             while self._events:
                 pending.append(self._events.popleft())
@@ -119,14 +119,14 @@ class TrackedDisplay:
                     run = run or _Run(self._uri, self._run_dir)
                     run.log(pending)
                 pending.clear()
-                troubled = False
+                failing = False
                 if run and ended and ended.state in STATUSES:  # a job that was left goes on
                     run.end(ended)
             except Exception as error:
-                if not troubled:
+                if not failing:
                     reason = (str(error) or type(error).__name__).splitlines()[0]
-                    self._troubles.append(_masked(reason)[:500])
-                troubled = True
+                    self._errors.append(_masked(reason)[:500])
+                failing = True
 
 
 class _Run:

@@ -21,6 +21,6 @@ CAUSES = frozenset(
         *(UNREACHABLE, NOT_STARTED, FROZEN, NETWORK, ADDRESS, BLOCKED, PROXY, WEIGHTS, LEFT, ALONE),
         *(ends.EXIT, ends.SIGNAL, ends.MEMORY, ends.DISK, ends.DOWNLOAD, ends.START_TIMEOUT),
         *(ends.HUNG, ends.LINGERED, ends.MAX_RUNTIME, ends.STOPPED, ends.SUPERVISOR),
-        *(ends.INTERNAL, ends.REBOOT, ends.UNSTARTABLE, ends.FENCED),
+        *(ends.INTERNAL, ends.REBOOT, ends.UNSTARTABLE, ends.BUSY),
     }
 )

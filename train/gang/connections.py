@@ -313,12 +313,12 @@ class Play:
 
         Machines are distinguished as in playbooks/machines.yml.
         """
-        ways: dict[tuple[str, ...], list[str]] = {}
+        groups: dict[tuple[str, ...], list[str]] = {}
         for host in self.hosts:
             plugin, address, port, user = self.connection(host)
             way = (plugin or "ssh", address, port or "22", user)
-            ways.setdefault(("local",) if plugin == "local" else way, []).append(host)
-        return {host: together for together in ways.values() for host in together}
+            groups.setdefault(("local",) if plugin == "local" else way, []).append(host)
+        return {host: together for together in groups.values() for host in together}
 
     def variables(self, host: str) -> Args:
         """Return all variables of a host, with their templates not yet rendered."""

@@ -19,7 +19,7 @@ from train.gang.job_records import Manifest
 from train.host import leases
 
 #: Seconds that a host waits for blockers to leave before it reports them.
-LOOK_S = 8.0
+POLL_S = 8.0
 _PAUSE_S = 0.5
 #: Maximum length of a blocker's description from a host, in characters.
 _LONGEST = 300
@@ -70,7 +70,7 @@ class Waiting:
         self._requests = {host: dict(r) for host, r in requests.items() if r["resources"]}
         self._ask, self._say, self._note = ask, say, note
         self._unreachable_timeout = unreachable_timeout
-        self._silent: dict[str, float] = {}
+        self._unresponsive_since: dict[str, float] = {}
         self._shown: dict[str, str] = {}
 
     def take(self, limit: float) -> None:
@@ -84,49 +84,49 @@ class Waiting:
         try:
             while True:
                 left = deadline - time.monotonic()
-                ways = self._all(do, max(0.0, min(LOOK_S, left)))
+                blockers = self._on_all_hosts(do, max(0.0, min(POLL_S, left)))
                 do = "wait"
-                if not any(ways.values()):
-                    ways = self._all("take", leases.TAKEN_S)
-                    if not any(ways.values()):
+                if not any(blockers.values()):
+                    blockers = self._on_all_hosts("take", leases.TAKEN_S)
+                    if not any(blockers.values()):
                         return  # otherwise the next request returns the leases
                 if time.monotonic() > deadline:
-                    named = "; ".join(f"{host}: {text}" for host, text in ways.items() if text)
+                    named = "; ".join(f"{host}: {text}" for host, text in blockers.items() if text)
                     waited = f"gave up after {limit:g} s (train_job_queue_timeout)"
                     raise LeasingError(f"{named}; {waited}")
         except BaseException:
             with contextlib.suppress(LeasingError, JobStoppedError):
-                self._all("give_back")
+                self._on_all_hosts("give_back")
             raise
 
-    def _all(self, do: str, seconds: float = 0.0) -> dict[str, str]:
+    def _on_all_hosts(self, do: str, seconds: float = 0.0) -> dict[str, str]:
         """Return and show the blockers at each host. Raise LeasingError if a host is unresponsive,
         JobStoppedError if the job was stopped.
         """
-        began, answers, ways = time.monotonic(), self._answers(do, seconds), {}
+        began, answers, blockers = time.monotonic(), self._answers(do, seconds), {}
         known = [answer for answer in answers.values() if not isinstance(answer, Exception)]
         if stops := _lines([answer["stopped"] for answer in known if answer.get("stopped")]):
             raise JobStoppedError(stops[0])
         for host, answer in answers.items():
             if isinstance(answer, Exception):
-                since = self._silent.setdefault(host, began)
-                ways[host] = f"is unreachable: {answer}"
+                since = self._unresponsive_since.setdefault(host, began)
+                blockers[host] = f"is unreachable: {answer}"
                 if time.monotonic() - since > self._unreachable_timeout:
-                    raise LeasingError(f"{host} {ways[host]}")
+                    raise LeasingError(f"{host} {blockers[host]}")
             else:
-                self._silent.pop(host, None)
-                ways[host] = "; ".join(_lines(answer.get("blockers")))
-        for host, text in ways.items():
+                self._unresponsive_since.pop(host, None)
+                blockers[host] = "; ".join(_lines(answer.get("blockers")))
+        for host, text in blockers.items():
             if do != "give_back" and text != self._shown.get(host, ""):
                 self._shown[host] = text
                 self._note(host, text)
                 self._say(f"{host}: waiting: {text}" if text else f"{host}: no longer waiting")
-        return ways
+        return blockers
 
     def _answers(self, do: str, seconds: float) -> dict[str, Mapping[str, object] | Exception]:
         """Return each host's answer, or the error that prevented it."""
 
-        def one(host: str) -> Mapping[str, object] | Exception:
+        def ask(host: str) -> Mapping[str, object] | Exception:
             try:
                 return self._ask(host, {**self._requests[host], "do": do, "seconds": seconds})
             except (UnreachableError, OSError) as error:
@@ -136,7 +136,7 @@ class Waiting:
         if not self._requests:
             return {}
         with ThreadPoolExecutor(len(self._requests)) as pool:
-            return dict(zip(self._requests, pool.map(one, self._requests), strict=True))
+            return dict(zip(self._requests, pool.map(ask, self._requests), strict=True))
 
 
 def _lines(texts: object) -> list[str]:

@@ -229,7 +229,7 @@ def post(webhook: str, payload: Payload) -> str:
         encoded = base64.b64encode(unquote(login).encode()).decode()
         headers["Authorization"] = f"Basic {encoded}"
     opener = urllib.request.build_opener(_Stay)
-    trouble = ""
+    problem = ""
     for again in (False, True):
         if again:
             time.sleep(PAUSE)
@@ -245,13 +245,13 @@ def post(webhook: str, payload: Payload) -> str:
         except urllib.error.HTTPError as error:
             error.close()
             phrase = http.client.responses.get(error.code, "")
-            trouble = f"answered {error.code} {phrase}".rstrip()
+            problem = f"answered {error.code} {phrase}".rstrip()
             if error.code < 500 and error.code not in (408, 429):
                 break
         except (OSError, http.client.HTTPException, ValueError) as error:
             cause = error.reason if isinstance(error, urllib.error.URLError) else error
-            trouble = f"cannot be reached: {_reason(cause)}"
-    return f"train_job_notify_webhook: {host} {trouble}"
+            problem = f"cannot be reached: {_reason(cause)}"
+    return f"train_job_notify_webhook: {host} {problem}"
 
 
 def _reason(error: object) -> str:
@@ -271,30 +271,30 @@ def deliver(command: str, webhook: str, payload: Payload) -> list[str]:
     if webhook:
         work["train_job_notify_webhook"] = pool.submit(post, webhook, payload)
     deadline = time.monotonic() + LIMIT
-    troubles = []
+    errors = []
     for name, future in work.items():
         try:
-            troubles.append(future.result(max(0.0, deadline - time.monotonic())))
+            errors.append(future.result(max(0.0, deadline - time.monotonic())))
         except TimeoutError:  # resolving a host's name has no time limit
-            troubles.append(f"{name} did not finish within {LIMIT:g} s")
+            errors.append(f"{name} did not finish within {LIMIT:g} s")
         except Exception as error:  # the text may contain the URL or the command's input
-            troubles.append(f"{name} failed: {type(error).__name__}")
-    return list(filter(None, troubles))
+            errors.append(f"{name} failed: {type(error).__name__}")
+    return list(filter(None, errors))
 
 
 def main() -> None:
     """Process the request on standard input."""
     request = json.load(sys.stdin)
     payload = request["payload"]
-    troubles = deliver(request["command"], request["webhook"], payload)
-    for trouble in troubles:
-        print(f"{payload['event']}: {trouble}")
-    if troubles:
+    errors = deliver(request["command"], request["webhook"], payload)
+    for problem in errors:
+        print(f"{payload['event']}: {problem}")
+    if errors:
         # The job's folder may have been removed.
         path = Path(payload["run_dir"], LOG_FILE)
         with contextlib.suppress(OSError), path.open("a", encoding="utf-8") as log:
             now = time.strftime("%Y-%m-%d %H:%M:%S")
-            log.writelines(f"{now} {payload['event']}: {line}\n" for line in troubles)
+            log.writelines(f"{now} {payload['event']}: {line}\n" for line in errors)
     sys.stdout.flush()
     os._exit(0)  # abandon threads that hang
 

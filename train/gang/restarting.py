@@ -93,8 +93,9 @@ class AwaitedHosts:
 def await_restart(play: connections.Play, args: Args) -> Returned:
     """Wait until the next attempt is due.
 
-    After a refused attempt, also wait for lost hosts, for up to ``train_job_host_wait`` seconds.
-    Wait longer only while none of the job's hosts can be reached.
+    After a refused attempt, also wait for lost hosts, for up to
+    ``train_job_restart_host_timeout`` seconds. Wait longer only while none of the job's hosts can
+    be reached.
 
     Return ``attempt``, its number, and ``min_workers``, which is 0 while all hosts are required.
     """
@@ -196,7 +197,7 @@ def judge_refusal(play: connections.Play, args: Args) -> Returned:
         failed_at = time.time() if is_cut_off else tried["failed_at"]
         refusals = tried["refusals"] + 1
         if refusals == 1:
-            limit = f"train_job_host_wait: {manifest['policy']['host_wait']:g} s"
+            limit = f"train_job_restart_host_timeout: {manifest['policy']['host_wait']:g} s"
             text = f"attempt {tried['attempt']} waits for its hosts ({limit}): {message}"
             connections.say(text)
             about = {"kind": "waiting", "task": None, "text": text}

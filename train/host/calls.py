@@ -78,12 +78,12 @@ def stop(params: Params) -> CallResult:
 
     Args:
         params: ``root`` and ``job``; ``host``, ``beside`` and ``names``, as for ``state``;
-            ``grace`` in seconds; ``reason``, for the rank's state; ``for_good``, whether to prevent
-            later attempts (between two attempts, the job has no rank that could be stopped);
+            ``grace`` in seconds; ``reason``, for the rank's state; ``permanent``, whether to
+            prevent later attempts (between two attempts, the job has no rank to stop);
             ``lease_dir``, to release the leases of ranks that have not started; ``attempt``, to
             leave ranks of later attempts running.
     """
-    check, for_good = bool(params["check"]), bool(params.get("for_good"))
+    check, permanent = bool(params["check"]), bool(params.get("permanent"))
     found = _find(params)
     if "attempt" in params:  # another control node may have started a later one
         found = [
@@ -91,15 +91,15 @@ def stop(params: Params) -> CallResult:
             for rank_dir in found
             if ranks.specification(rank_dir).get("attempt", 0) <= int(params["attempt"])
         ]
-    for job_dir in {os.path.dirname(rank_dir) for rank_dir in found if for_good and not check}:
+    for job_dir in {os.path.dirname(rank_dir) for rank_dir in found if permanent and not check}:
         with contextlib.suppress(OSError):  # a full disk is a reason to stop a job
-            told = os.path.join(job_dir, rank_files.STOP_REQUEST_FILE)
+            request_path = os.path.join(job_dir, rank_files.STOP_REQUEST_FILE)
             about = {"at": round(time.time(), 3), "reason": params["reason"]}
-            json_files.write_json(told, about)
+            json_files.write_json(request_path, about)
     # A supervisor that starts after this point ends at once.
-    stopped = _stop_ranks(found, params, check, for_good)
+    stopped = _stop_ranks(found, params, check, permanent)
     first = stopped[0] if stopped else _no_report()
-    if for_good and params.get("lease_dir") and not check:
+    if permanent and params.get("lease_dir") and not check:
         lease_dir = rank_files.expand(params["lease_dir"])
         first["given_back"] += leases.stop_job(lease_dir, params["job"], params["reason"])
     result = {
@@ -131,15 +131,15 @@ def stop_request(params: Params) -> CallResult:
 
 
 def _stop_ranks(
-    found: List[str], params: Params, check: bool, for_good: bool
+    found: List[str], params: Params, check: bool, permanent: bool
 ) -> List[records.StopReport]:
     """Stop the ranks of several folders in parallel: each may take its whole grace period."""
     if len(found) < 2:
-        return [_stop_rank(rank_dir, params, check, for_good) for rank_dir in found]
+        return [_stop_rank(rank_dir, params, check, permanent) for rank_dir in found]
     from concurrent.futures import ThreadPoolExecutor  # slow to import
 
     with ThreadPoolExecutor(len(found)) as pool:
-        return list(pool.map(lambda path: _stop_rank(path, params, check, for_good), found))
+        return list(pool.map(lambda path: _stop_rank(path, params, check, permanent), found))
 
 
 def _has_changed(report: records.StopReport, check: bool) -> bool:
@@ -161,7 +161,7 @@ def _no_report() -> records.StopReport:
     }
 
 
-def _stop_rank(rank_dir: str, params: Params, check: bool, for_good: bool) -> records.StopReport:
+def _stop_rank(rank_dir: str, params: Params, check: bool, permanent: bool) -> records.StopReport:
     """Stop the rank in a folder and return the report."""
     report = _no_report()
     seen, reported = ranks.observe(rank_dir), ranks.reported(rank_dir)
@@ -172,7 +172,7 @@ def _stop_rank(rank_dir: str, params: Params, check: bool, for_good: bool) -> re
         return ranks.stop(rank_dir, float(params["grace"]), params["reason"])
     else:  # staged, but not started
         spec = ranks.specification(rank_dir)
-        if for_good and spec:
+        if permanent and spec:
             ranks.write_unstarted(rank_dir, spec, params["reason"])
             report["phase"] = records.STOPPED
         leases.release_rank(spec)

@@ -25,7 +25,7 @@ SUPERVISOR = "supervisor"  # its supervisor was killed
 INTERNAL = "internal"  # its supervisor failed
 REBOOT = "reboot"  # its host was restarted
 UNSTARTABLE = "unstartable"  # the interpreter could not be run
-FENCED = "fenced"  # another job holds its port or GPU
+BUSY = "fenced"  # another job holds its port or GPU
 
 _NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded")
 #: Errors of Python and its libraries; C++ prints them before it aborts.

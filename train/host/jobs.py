@@ -217,7 +217,7 @@ def remove(params: Params) -> CallResult:
             root,
         )
         raise CallError(reason, removed=removed, kept=kept, changed=False)
-    troubles = [] if dry else _sweep(jobs_dir)
+    errors = [] if dry else _sweep(jobs_dir)
     pythons: Set[str] = set()
     for name in params["jobs"]:
         job_dir = os.path.join(jobs_dir, name)
@@ -233,7 +233,7 @@ def remove(params: Params) -> CallResult:
             continue
         pythons |= _pythons(job_dir)
         left = [] if dry else _remove(jobs_dir, name)
-        troubles += left
+        errors += left
         if not left:
             removed.append({"job": name, "size": seen[0]["size"]})
     if removed and not dry:
@@ -241,8 +241,8 @@ def remove(params: Params) -> CallResult:
         others = [_pythons(os.path.join(jobs_dir, name)) for name in names]
         environments.remove_unused(pythons, set().union(*others))
     result = {"removed": removed, "kept": kept, "changed": bool(removed)}
-    if troubles:
-        raise CallError("; ".join(troubles), **result)
+    if errors:
+        raise CallError("; ".join(errors), **result)
     return result
 
 
@@ -267,7 +267,7 @@ def _remove(jobs_dir: str, name: str) -> List[str]:
 
 def _sweep(jobs_dir: str) -> List[str]:
     """Remove folders of removed jobs; return those that cannot be removed, with the reason."""
-    troubles = []
+    errors = []
     try:
         names = sorted(os.listdir(jobs_dir))
     except FileNotFoundError:
@@ -280,6 +280,6 @@ def _sweep(jobs_dir: str) -> List[str]:
                 continue  # another rank of this machine also removes it
             except OSError as error:
                 place = error.filename or path
-                troubles.append("%s cannot be removed: %s" % (place, error.strerror))
+                errors.append("%s cannot be removed: %s" % (place, error.strerror))
                 break
-    return troubles
+    return errors

@@ -303,11 +303,11 @@ def measure(params: Params) -> CallResult:
             ``seconds`` of each transfer; ``both``, whether to measure both together, too.
     """
     host = _Host(params)
-    trouble = host.listen(int(params["port"]))
+    listen_error = host.listen(int(params["port"]))
     links = {}
     for peer in params["rounds"]:
         if peer is not None:
             links[peer] = host.round(peer)
         else:
             time.sleep(BYE_S)  # others are in a round, and one may connect here by mistake
-    return {"links": links, "trouble": trouble}
+    return {"links": links, "listen_error": listen_error}

@@ -34,7 +34,7 @@ FIREWALL_UNIT = "train-firewall.service"
 SYSTEM_PATH = "/usr/sbin:/sbin:/usr/bin:/bin"
 FIREWALL_S = 5.0
 #: Time limit in seconds of an interpreter that searches for TensorFlow.
-LOOK_S = 30.0
+IMPORT_CHECK_S = 30.0
 #: The remedy if TensorFlow is missing.
 INSTALL = f"run `{suggest('setup', tags='tensorflow')}` to install TensorFlow"
 
@@ -93,9 +93,10 @@ def lacks_tensorflow(python: str) -> bool:
     look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('tensorflow') is None)"
     try:
         # Not in a folder that may contain a file with that name.
-        return processes.run([python, "-c", look], cwd="/", timeout=LOOK_S).returncode == 1
+        done = processes.run([python, "-c", look], cwd="/", timeout=IMPORT_CHECK_S)
     except (OSError, subprocess.TimeoutExpired):
         return False
+    return done.returncode == 1
 
 
 def check_noexec(python: str) -> List[str]:

@@ -141,7 +141,7 @@ class Supervisor:
             self._leases.confirm()
             worker = self._start()
         except leases.HeldError as error:
-            self._finish((records.FAILED, ends.FENCED, "was not started: %s" % error))
+            self._finish((records.FAILED, ends.BUSY, "was not started: %s" % error))
         except OSError as error:
             self._finish((records.FAILED, ends.UNSTARTABLE, "cannot be started: %s" % error))
         else:

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ class Run:
     job: str = ""
     #: Start time with ``--resume never``, in whole seconds of Unix time; otherwise 0. A run with a
     #: later time replaces the others, whatever their steps.
-    anew_at: int = 0
+    fresh_start_at: int = 0
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,8 @@ class Writer:
         self, folder: Path, kept: int, identity: dict[str, Any], run: Run, names: dict[str, str]
     ) -> None:
         self._folder, self._kept, self._run = folder, kept, run
-        self._about = {"identity": identity, **asdict(run), "names": names}
+        stored = {"job": run.job, "anew_at": run.fresh_start_at}
+        self._about = {"identity": identity, **stored, "names": names}
         self._replaced = False
         self._aside: Path | None = None
         self._waiting: queue.Queue[tuple[Arrays, dict[str, Any]]] = queue.Queue(1)
@@ -211,7 +212,7 @@ class Writer:
             # Before the first one of this run gets its name, so that two runs never mix.
             for other in [] if self._replaced else found(self._folder):
                 run = self._run_of(other)
-                if run is not None and run.anew_at < self._run.anew_at:
+                if run is not None and run.fresh_start_at < self._run.fresh_start_at:
                     self._set_aside(other)
             self._replaced = True
             if path.exists() and self._run_of(path) not in (None, self._run):

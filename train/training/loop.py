@@ -306,7 +306,7 @@ class Reporter:
     #: The constant fields.
     plan: Mapping[str, Any]
     #: Whether to print lines.
-    aloud: bool
+    verbose: bool
     #: Results of the last test.
     metrics: Mapping[str, float]
     _last: tuple[float, int] | None = None
@@ -360,7 +360,7 @@ class Reporter:
 
     def print_line(self, line: str) -> None:
         """Print a line if this is the chief."""
-        if self.aloud:
+        if self.verbose:
             note(line, sys.stdout)
 
 
@@ -442,17 +442,17 @@ def export(task: Task, values: list[Any], folder: Path) -> None:
         return
     try:
         # Built outside of the strategy, because all ranks would have to save the model itself.
-        twin = keyed.exportable(task.build_model())
-        twin.set_weights(values)
+        exportable = keyed.exportable(task.build_model())
+        exportable.set_weights(values)
         folder.mkdir(parents=True, exist_ok=True)
         if form in ("keras", "both"):
             unfinished = folder / "unfinished-model.keras"
-            twin.save(str(unfinished))
+            exportable.save(str(unfinished))
             unfinished.replace(folder / "model.keras")
         if form in ("saved-model", "both"):
             unfinished = folder / "unfinished-saved_model"
             shutil.rmtree(unfinished, ignore_errors=True)
-            twin.export(str(unfinished))
+            exportable.export(str(unfinished))
             shutil.rmtree(folder / "saved_model", ignore_errors=True)
             unfinished.rename(folder / "saved_model")
     except (OSError, tf.errors.OpError) as error:

@@ -49,14 +49,14 @@ class ParameterServers:
     def evaluation(self, train_step: TrainStep, state: TrainingState) -> Evaluate:
         """Return the function that tests the model: a copy of it, on the chief."""
         with tf.device(_CHIEF):
-            twin = train_step.task.build_model()
+            eval_model = train_step.task.build_model()
             own = tf.distribute.OneDeviceStrategy(_CHIEF)
-            test = make_evaluation(own, twin, train_step.task, EVALUATED)
+            test = make_evaluation(own, eval_model, train_step.task, EVALUATED)
 
         def evaluate() -> dict[str, float]:
             values = state.model_values()
             with tf.device(_CHIEF):
-                twin.set_weights(values)
+                eval_model.set_weights(values)
                 return test()
 
         # No new graph can be made while a worker is frozen, see servers.Watch.

@@ -37,7 +37,7 @@ class _Offer(TypedDict):
     """A rank's report to the others about its newest checkpoint, if any."""
 
     decision: str  # USE, REFUSE or START_OVER: a value of Decision
-    anew_at: int
+    fresh_start_at: int
     step: int
     copies: bool  # whether the rank keeps a copy
     token: str
@@ -128,7 +128,7 @@ class Search:
             except DamagedError as error:
                 self._pass_over(path, str(error))
                 continue
-            is_from_job = bool(found.run.anew_at) and found.run.job == self.launch.job
+            is_from_job = bool(found.run.fresh_start_at) and found.run.job == self.launch.job
             mismatch = found.mismatch(self.identity)
             decision = self._resumption.decide(
                 is_from_job=is_from_job, fits=not mismatch, is_writer=self._writes
@@ -153,7 +153,7 @@ class Search:
         row: _Offer = {
             "decision": candidate.decision.value,
             # For checkpoints that a first attempt is to replace, only the time matters.
-            "anew_at": checkpoint.run.anew_at if checkpoint else 0,
+            "fresh_start_at": checkpoint.run.fresh_start_at if checkpoint else 0,
             "step": checkpoint.step if checkpoint and is_usable else 0,
             "copies": self.launch.copies and not self.cluster.is_chief,
             "token": secrets.token_hex(4),
@@ -163,7 +163,7 @@ class Search:
         taken: dict[str, Any] = {}
         if source == self.cluster.place:
             try:
-                latest = max(row["anew_at"] for row in rows)
+                latest = max(row["fresh_start_at"] for row in rows)
                 taken = self._take(candidate) or self._start(latest)
             except ConfigError as error:
                 taken = {"error": str(error)}
@@ -183,8 +183,11 @@ class Search:
             return {"damaged": True}
         return {"run": asdict(found.run), "position": found.position, "final": found.final}
 
-    def _start(self, anew_at: int) -> dict[str, Any]:
-        """Return what the chief sends if no rank has a checkpoint; ``anew_at`` is the latest."""
+    def _start(self, fresh_start_at: int) -> dict[str, Any]:
+        """Return what the chief sends if no rank has a checkpoint.
+
+        ``fresh_start_at`` is the latest of all ranks.
+        """
         if self._resumption is Resumption.REQUIRED:
             others = ", and none from another rank" if len(self.cluster.ranks) > 1 else ""
             missing = f"no intact checkpoint in {self._folder.absolute()}{others}"
@@ -194,8 +197,8 @@ class Search:
             self.state.begin_with(values)
             note(f"{self.cluster.task}: {line}", sys.stdout)
         # Later than any other, regardless of the hosts' clocks.
-        begun = max(int(time.time()), anew_at + 1) if self._resumption.is_new_run else 0
-        return {"run": {"job": self.launch.job, "anew_at": begun}, "position": None}
+        begun = max(int(time.time()), fresh_start_at + 1) if self._resumption.is_new_run else 0
+        return {"run": {"job": self.launch.job, "fresh_start_at": begun}, "position": None}
 
     def _is_shared(self, token: str, copies: bool) -> bool:
         """Return whether this rank is to keep a copy, but its folder is the chief's."""
@@ -230,7 +233,7 @@ def choose_source(rows: Sequence[_Offer], resumption: Resumption) -> int:
             return True, False, 0, 0
         # Within a job, all attempts are one run, even if one could not see the checkpoints of
         # another and again did not resume.
-        began = 0 if resumption.is_new_run else row["anew_at"]
+        began = 0 if resumption.is_new_run else row["fresh_start_at"]
         return False, row["decision"] == Decision.USE.value, began, row["step"]
 
     return max(range(len(rows)), key=far)

@@ -124,7 +124,7 @@ def test_the_end_is_told_where_the_job_cannot_be_started_again(
         train_job_python=str(python),
         train_job_max_restarts=3,
         train_job_restart_delay=0,
-        train_job_host_wait=0,
+        train_job_restart_host_timeout=0,
         train_job_notify_command=f"cat > {folder}/$TRAIN_EVENT.json",
     )
     assert run.code == 1, run.result

@@ -61,7 +61,7 @@ def setup(folder: Path, *options: str, name: str = "setup.yml") -> subprocess.Co
 def setup_command(folder: Path, name: str = "setup.yml") -> tuple[list[str], dict[str, str]]:
     """Write the repository, and return the command that runs its playbook with the environment."""
     source = (REPOSITORY / PLUGIN).read_text("utf-8")
-    short = source.replace("QUIET_S, LOOK_S = 15.0, 1.0", "QUIET_S, LOOK_S = 0.5, 0.1")
+    short = source.replace("QUIET_S, POLL_S = 15.0, 1.0", "QUIET_S, POLL_S = 0.5, 0.1")
     assert short != source
     plugin = folder / PLUGIN
     plugin.parent.mkdir(parents=True)

@@ -40,7 +40,11 @@ def test_hosts_are_lost_permanently(
     ranks = [Rank(n, host, variables) for n, host in zip(names, testbed.hosts, strict=True)]
     groups = {"worker": ranks[:3], "spare": ranks[3:]}
     inventory = testbed.write_inventory(groups, path=tmp_path / "inventory")
-    lab = Lab(inventory, tmp_path / "runs", {"train_job_min_workers": 2, "train_job_host_wait": 0})
+    lab = Lab(
+        inventory,
+        tmp_path / "runs",
+        {"train_job_min_workers": 2, "train_job_restart_host_timeout": 0},
+    )
     folder = lab.runs_dir / "elastic"
 
     def restarted(event: dict[str, Any]) -> bool:

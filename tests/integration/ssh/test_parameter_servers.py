@@ -100,7 +100,9 @@ def test_a_frozen_and_a_killed_worker_do_not_end_the_job(make_lab: Labs, testbed
     log = lab.runs_dir / "fewer/logs/chief-0.log"
     # The hosts of all workers.
     with faults.slow(testbed, testbed.hosts[1]), faults.slow(testbed, testbed.hosts[2]):
-        command = lab.start("--job", "fewer", **faults.slow_job(12), train_job_end_timeout=3)
+        command = lab.start(
+            "--job", "fewer", **faults.slow_job(12), train_job_non_training_exit_timeout=3
+        )
         command.wait_for(training)
         send(testbed, "fewer", "worker-1", "STOP")
         send(testbed, "fewer", "worker-2", "KILL")
@@ -125,7 +127,7 @@ def test_a_frozen_and_a_killed_worker_do_not_end_the_job(make_lab: Labs, testbed
         -9,
         killed,
     ]
-    late = "did not end within 3 s (train_job_end_timeout)"
+    late = "did not end within 3 s (train_job_non_training_exit_timeout)"
     assert result["message"] == (
         f"the training completed; worker-1 on worker-1 {late}; worker-2 on worker-2 {killed}"
     )

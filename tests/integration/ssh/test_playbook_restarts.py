@@ -46,7 +46,7 @@ def a_lab(testbed: Testbed, folder: Path, kind: str) -> Lab:
     groups = {"worker": ranks[:2], "spare": ranks[2:] if kind == "spare" else []}
     inventory = testbed.write_inventory(groups, path=folder / "inventory")
     least = {"train_job_min_workers": 1} if kind == "fewer" else {}
-    return Lab(inventory, folder / "runs", {"train_job_host_wait": 0, **least})
+    return Lab(inventory, folder / "runs", {"train_job_restart_host_timeout": 0, **least})
 
 
 @pytest.mark.parametrize("follower", ["train.yml", "attach.yml"])

@@ -183,7 +183,7 @@ def test_a_row_is_well_where_nothing_went_wrong_and_nothing_is_left() -> None:
     assert good.cells == ["kill", "worker-1 on b", "1.0 s", "yes", "nothing", "step 40", "well"]
     assert good.well
     assert not Row("kill", "worker-1 on b", left=2, named=True).well
-    assert not Row("kill", "worker-1 on b", left=0, named=False, trouble="worker-0: exit").well
-    skipped = Row("port", "worker-1 on b", trouble="it needs root", skipped=True)
+    assert not Row("kill", "worker-1 on b", left=0, named=False, error="worker-0: exit").well
+    skipped = Row("port", "worker-1 on b", error="it needs root", skipped=True)
     assert skipped.cells[2] == "left out"
     assert skipped.well

@@ -160,7 +160,7 @@ def test_the_clock_and_the_login() -> None:
         ("slow", "warning", {"sent_mbit": 9.0, "resent": 0.05}),
     ],
 )
-def test_a_trouble_is_of_the_path_the_host_or_all(what: str, severity: str, changed: Any) -> None:
+def test_a_problem_is_of_the_path_the_host_or_all(what: str, severity: str, changed: Any) -> None:
     def plant(*pairs: tuple[int, int]) -> list[tuple[str, str, str]]:
         found = examined(4)
         for host, peer in pairs:
@@ -317,8 +317,10 @@ def test_what_a_host_reports_is_checked() -> None:
         examine._CHECKUP({})
     for link in ({"out": "rm -rf"}, {"rtt_ms": -1}, {"mtu": 10**9}, {"sent_mbit": float("nan")}):
         with pytest.raises(reports.ReportError):
-            examine._LINKS({"links": {"host-1": link}, "trouble": ""})
-    clean = examine._LINKS({"links": {"host-1": {"met": "\x1b[31mx", "more": 1}}, "trouble": ""})
+            examine._LINKS({"links": {"host-1": link}, "listen_error": ""})
+    clean = examine._LINKS(
+        {"links": {"host-1": {"met": "\x1b[31mx", "more": 1}}, "listen_error": ""}
+    )
     assert clean["links"] == {"host-1": {"met": "x"}}
 
 

@@ -29,7 +29,7 @@ FULL: dict[str, Any] = {
 
 def view(task: str, phase: str = "running", **record: Any) -> View:
     made = View(Target(f"host-of-{task}", task, f"/x/{task}", "python3", task, False))
-    made.state, made.heard = {"phase": phase}, time.monotonic()
+    made.state, made.last_update_at = {"phase": phase}, time.monotonic()
     made.add_progress(progress_records.parse_progress(json.dumps(record) + "\n"))
     return made
 

@@ -162,9 +162,9 @@ def test_what_never_ends_is_left_behind(payload: Payload, monkeypatch: pytest.Mo
     forever = threading.Event()
     monkeypatch.setattr(notify, "post", lambda *arguments: forever.wait())
     monkeypatch.setattr(notify, "LIMIT", 0.2)
-    (trouble,) = notify.deliver("true", "https://example.org", payload())
+    (problem,) = notify.deliver("true", "https://example.org", payload())
     forever.set()
-    assert trouble == "train_job_notify_webhook did not finish within 0.2 s"
+    assert problem == "train_job_notify_webhook did not finish within 0.2 s"
 
 
 @pytest.mark.parametrize(

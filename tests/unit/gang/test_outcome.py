@@ -72,11 +72,11 @@ def test_a_stopped_process_comes_before_a_silent_host() -> None:
     failed = fallen("worker-0", "TrainingError: lost contact with worker-3: UnavailableError")
     frozen, named = view("worker-1", frozen=True), view("worker-3")
     silent = view("worker-2")
-    silent.trouble = "no route to host"
+    silent.error = "no route to host"
     assert stuck([failed, frozen, silent, named], 0.0) is frozen
     assert stuck([failed, silent, named], 0.0) is silent
     assert stuck([failed, named], 0.0) is None
-    named.trouble = "no route to host"
+    named.error = "no route to host"
     assert stuck([failed, silent, named], 0.0) is named
 
 

@@ -214,7 +214,8 @@ def test_what_is_refused_is_tried_again_ever_more_rarely(run_dir: Path) -> None:
     notices = (run_dir / "events.jsonl").read_text().splitlines()
     assert [json.loads(line)["notice"]["kind"] for line in notices] == ["waiting"]
     assert (
-        "attempt 3 waits for its hosts (train_job_host_wait: 60 s): the disk is full" in notices[0]
+        "attempt 3 waits for its hosts (train_job_restart_host_timeout: 60 s): the disk is full"
+        in notices[0]
     )
 
 

@@ -93,7 +93,7 @@ def gang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
         ]
         usual = {"start_timeout": 5.0, "unreachable_timeout": 5.0, "interval": 0.0}
         usual |= {"log_limit": 1 << 28, "straggler_factor": 1.5}
-        given = Limits(**{**usual, "end_timeout": 0.5, **limits})
+        given = Limits(**{**usual, "non_training_exit_timeout": 0.5, **limits})
         run_dir, about = tmp_path / "run", (peers or {}, probe, metrics_dir)
         return FollowedGang(targets, run_dir, hosts.poll, lambda line: None, given, *about)
 
@@ -160,13 +160,13 @@ def test_an_evaluator_is_waited_for_while_it_is_at_work(
     computes = [{**RUNNING, "load": {"t": n / 10, "cpu_s": n / 10}} for n in range(1000)]
     for told in (prints, again, computes, [RUNNING]):
         hosts = Hosts(chief_0=[done()], evaluator_0=[*told, RUNNING])
-        watched = gang(hosts, end_timeout=2.0)
+        watched = gang(hosts, non_training_exit_timeout=2.0)
         outcome = watched.follow()
         assert outcome.state == "completed"
         if told is computes:
             (doubt,) = outcome.doubts
             assert doubt.startswith("evaluator-0 on host-of-evaluator-0 did not end within 2 s")
-            assert "train_job_end_timeout" in doubt
+            assert "train_job_non_training_exit_timeout" in doubt
         else:
             assert (outcome.message, outcome.doubts) == (COMPLETED, [])
         printed = (watched.run_dir / "logs/evaluator-0.log").read_text() if told is prints else ""
@@ -186,7 +186,7 @@ def test_to_attach_to_a_job_that_is_over_keeps_its_doubts() -> None:
 def test_an_evaluator_that_fails_after_the_training_is_a_doubt(gang: Make) -> None:
     working = {**RUNNING, "progress": record("evaluating")}
     hosts = Hosts(chief_0=[done()], evaluator_0=[*[working] * 20, KILLED])
-    (doubt,) = gang(hosts, end_timeout=5.0).follow().doubts
+    (doubt,) = gang(hosts, non_training_exit_timeout=5.0).follow().doubts
     assert SIGKILL in doubt
     assert "the last checkpoint may not have been evaluated" in doubt
 
@@ -231,7 +231,7 @@ LOST = failed(log="UnavailableError: Connection reset by peer\n")
 GONE = UnreachableError("gone")
 COMPLETED = "all ranks completed"
 DONE: Told = [done()]
-LATE = "did not end within 1 s (train_job_end_timeout)"
+LATE = "did not end within 1 s (train_job_non_training_exit_timeout)"
 
 
 ALONE: Update = {"alone": True, **RUNNING}
@@ -304,7 +304,7 @@ def test_ranks_that_train_alone_go_on(gang: Make) -> None:
     ],
 )
 def test_how_a_gang_completes(gang: Make, states: States, phases: str, message: str) -> None:
-    watched = gang(Hosts(**states), end_timeout=1.0)
+    watched = gang(Hosts(**states), non_training_exit_timeout=1.0)
     if message != COMPLETED:
         message = f"the training completed; ps-0 on host-of-ps-0 {message}"
     assert watched.follow() == GangOutcome("completed", None, message)
@@ -613,9 +613,9 @@ def test_after_a_cut_hosts_have_time_to_answer(gang: Make, monkeypatch: pytest.M
     watched, now = gang(Hosts(worker_0=[], worker_1=[]), unreachable_timeout=60.0), 1000.0
     first = watched.views[0]
     for view in watched.views:
-        view.heard, view.silent_since, view.trouble = now - 90, now - 90, "gone"
+        view.last_update_at, view.unresponsive_since, view.error = now - 90, now - 90, "gone"
     watched._reachability.check(now)
-    first.heard, first.silent_since, first.trouble = now + 1, None, ""
+    first.last_update_at, first.unresponsive_since, first.error = now + 1, None, ""
     for seconds in range(1, 20):
         watched._reachability.check(now + seconds)
         if seconds < 15:
@@ -681,7 +681,7 @@ def test_a_file_that_cannot_be_written_is_a_warning_and_is_fetched_again(gang: M
 @pytest.mark.usefixtures("full_disk")
 def test_logs_that_cannot_be_written_are_fetched_again_also_after_the_end(tmp_path: Path) -> None:
     target = Target("host-a", "worker-0", "/x/worker-0", "python3", "worker-0", False)
-    given = Limits(5.0, 5.0, 0.0, log_limit=1 << 28, end_timeout=0.5)
+    given = Limits(5.0, 5.0, 0.0, log_limit=1 << 28, non_training_exit_timeout=0.5)
     hosts = Hosts(worker_0=[{"phase": "completed", "log": LINES}])
     for _ in range(2):  # the folder is free again
         logs = watching._Logs([target], tmp_path, hosts.poll, given, "busy")

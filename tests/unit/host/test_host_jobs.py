@@ -106,15 +106,15 @@ def test_where_the_last_lines_begin(tmp_path: Path, lines: int, end: bytes) -> N
 
 def remove(root: Path, *names: str, dry: bool = False) -> dict[str, list[str]]:
     try:
-        found = {**jobs.remove({"root": str(root), "jobs": names, "check": dry}), "troubles": []}
+        found = {**jobs.remove({"root": str(root), "jobs": names, "check": dry}), "errors": []}
     except CallError as error:
-        found = {**error.more, "troubles": [str(error)]}
+        found = {**error.more, "errors": [str(error)]}
     found["removed"] = [job["job"] for job in found["removed"]]
     assert found.pop("changed") == bool(found["removed"])
     return found
 
 
-NOTHING: dict[str, list[str]] = {"removed": [], "kept": [], "troubles": []}
+NOTHING: dict[str, list[str]] = {"removed": [], "kept": [], "errors": []}
 
 
 def test_a_job_is_removed_with_all_it_holds(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_what_is_no_job_stays(tmp_path: Path) -> None:
     outside = lay_out(tmp_path / "outside", "linked", "worker-0", host="a")
     (root / "jobs/linked").symlink_to(outside.parent)
     found = remove(root, "notes", "a file", "linked", "..", ".", "", "notes/worker-0")
-    assert (found["removed"], found["troubles"]) == ([], [])
+    assert (found["removed"], found["errors"]) == ([], [])
     assert jobs_in(root) == ["a file", "linked", "notes"]
     assert outside.exists()
 
@@ -189,7 +189,7 @@ def test_a_link_that_leads_out_of_the_root_is_not_followed(tmp_path: Path) -> No
     (tmp_path / "root/jobs").symlink_to(tmp_path / "outside/jobs")
     found = remove(tmp_path / "root", "old")
     assert found["removed"] == []
-    assert "points outside" in found["troubles"][0]
+    assert "points outside" in found["errors"][0]
     assert rank_dir.exists()
 
 
@@ -217,7 +217,7 @@ def test_a_removal_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         patch.setattr("shutil.rmtree", refuse)
         found = remove(tmp_path, "old")
     assert found["removed"] == []
-    assert found["troubles"][0].endswith("/worker-0/code cannot be removed: Permission denied")
+    assert found["errors"][0].endswith("/worker-0/code cannot be removed: Permission denied")
     assert jobs.list_jobs(str(tmp_path)) == []
     assert [name.startswith(".removed-old-") for name in jobs_in(tmp_path)] == [True]
     assert remove(tmp_path, dry=True) == NOTHING

@@ -263,7 +263,7 @@ def test_all_commands_report_alike_of_a_rank_that_has_not_started(
 def test_a_rank_that_has_not_started_is_stopped_and_starts_no_more(tmp_path: Path) -> None:
     rank_dir = made_ready(tmp_path / "root", 1.0)
     about: dict[str, Any] = {"root": str(tmp_path / "root"), "job": "night", "host": "a"}
-    about.update(lease_dir=str(tmp_path / "leases"), for_good=True, check=False, grace=0)
+    about.update(lease_dir=str(tmp_path / "leases"), permanent=True, check=False, grace=0)
     holder = leases.Holder(1.0, "night", "worker-0", 1)
     leases.take(about["lease_dir"], {"port/1": "port 1"}, holder)
     other = leases.Holder(2.0, "other", "worker-0", 1)
@@ -282,7 +282,7 @@ def test_what_a_job_without_any_folder_has_taken_is_given_back(tmp_path: Path) -
     folder = str(tmp_path / "leases")
     leases.take(folder, {"port/1": "port 1"}, leases.Holder(1.0, "night", "worker-0", 1))
     about: dict[str, Any] = {"root": str(tmp_path), "job": "night", "host": "a", "check": False}
-    about.update(lease_dir=folder, for_good=True, grace=0, reason="x")
+    about.update(lease_dir=folder, permanent=True, grace=0, reason="x")
     done = calls.stop(about)
     assert (done["stop_report"]["was"], done["stop_report"]["given_back"]) == ("absent", 1)
     assert done["changed"]

@@ -89,7 +89,7 @@ def test_all_ranks_of_a_host_are_reported_and_stopped(tmp_path: Path) -> None:
     seen = calls.state(given)
     tasks = [one["rank"]["task"] for one in (seen, *seen["more"])]
     assert tasks == ["worker-0", "worker-1"]
-    done = calls.stop({**given, "check": False, "for_good": True, "grace": 0, "reason": "x"})
+    done = calls.stop({**given, "check": False, "permanent": True, "grace": 0, "reason": "x"})
     assert [one["was"] for one in (done["stop_report"], *done["more"])] == ["completed"] * 2
     assert (tmp_path / "jobs/night" / rank_files.STOP_REQUEST_FILE).exists()
     assert not done["changed"]

@@ -57,7 +57,7 @@ def files_of(hosts: Hosts, mtime: float = 100) -> dict[str, Any]:
 
 def test_inventory_hosts_of_one_machine_are_its_names(hosts: Hosts) -> None:
     member: dict[str, Any] = {"name": "a", "names": ["a", "a2"], "address": "a.lab"}
-    member |= {"outer": "10.0.0.1", "ssh_port": 2222}
+    member |= {"ansible_host": "10.0.0.1", "ssh_port": 2222}
     hosts["a"]["ssh_keys_port"] = 22
     places = filters.ssh_keys_places([member], ["a"], hosts)
     (record,) = filters.ssh_keys_records(places, ["a"], hosts, NAME)

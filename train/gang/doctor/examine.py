@@ -34,7 +34,7 @@ _MEASURE_S, _ROUND_S = 60.0, 8.0
 _GPUS = reports.items(reports.mapping(reports.text(100), reports.text(200)), reports.MAX_GPUS)
 _CHECKUP = reports.fields({"checkup": reports.record(Checkup, gpus=_GPUS)})
 _PEERS = reports.mapping(reports.text(255), reports.record(Link), reports.MAX_RANKS)
-_LINKS = reports.fields({"trouble": reports.text(), "links": _PEERS})
+_LINKS = reports.fields({"listen_error": reports.text(), "links": _PEERS})
 
 
 def rounds(names: Sequence[str]) -> dict[str, list[str | None]]:
@@ -157,7 +157,7 @@ def _measure(play: connections.Play, examined: Examined, quick: bool) -> list[st
         for host, answer in answers.items()
     }
     return [
-        f"{host} cannot listen on port {places[host][1]}: {answer['trouble']}"
+        f"{host} cannot listen on port {places[host][1]}: {answer['listen_error']}"
         for host, answer in answers.items()
-        if answer["trouble"]
+        if answer["listen_error"]
     ]

@@ -350,7 +350,7 @@ def _login(host: str, examined: Examined) -> Found:
 
 _Pair = tuple[str, str]
 #: Findings by path. ``_gather`` decides which paths or hosts they name.
-_Troubles = Mapping[_Pair, Finding]
+_Problems = Mapping[_Pair, Finding]
 
 
 def _paths(examined: Examined) -> Found:
@@ -400,11 +400,11 @@ def _paths(examined: Examined) -> Found:
     yield from _gather(slow, rates)
 
 
-def _gather(troubles: _Troubles, known: Iterable[_Pair]) -> Found:
+def _gather(problems: _Problems, known: Iterable[_Pair]) -> Found:
     """Yield a problem of many paths once: for all paths, or for a host that has it on all paths to
     it, from it, or both. ``known`` are the paths on which the problem was checked.
     """
-    known, left = set(known), dict(troubles)
+    known, left = set(known), dict(problems)
     hosts = sorted({host for pair in known for host in pair})
     if len(hosts) > 2 and left and set(left) == known:
         yield {**next(iter(left.values())), "where": "all paths"}
@@ -415,7 +415,7 @@ def _gather(troubles: _Troubles, known: Iterable[_Pair]) -> Found:
             to = {pair for pair in known if pair[1] == host}
             of = {pair for pair in known if pair[0] == host}
             for ending, paths in (("", to | of), (" (to it)", to), (" (from it)", of)):
-                if len(paths) > 1 and paths <= set(troubles) and len(paths & set(left)) > 1:
+                if len(paths) > 1 and paths <= set(problems) and len(paths & set(left)) > 1:
                     groups.append((len(paths & set(left)), host, ending, paths))
         if not groups:
             break
@@ -423,17 +423,17 @@ def _gather(troubles: _Troubles, known: Iterable[_Pair]) -> Found:
         worst = min(paths & set(left), key=lambda pair: _ORDER.index(left[pair]["severity"]))
         said = f"all paths{ending}: {left[worst]['found']}"
         yield {**left[worst], "where": host, "found": said}
-        left = {pair: trouble for pair, trouble in left.items() if pair not in paths}
-    for (host, peer), trouble in left.items():
+        left = {pair: problem for pair, problem in left.items() if pair not in paths}
+    for (host, peer), problem in left.items():
         if host == peer:
-            yield {**trouble, "where": host}
+            yield {**problem, "where": host}
         elif (peer, host) not in left:
-            yield {**trouble, "where": f"{host} -> {peer}"}
+            yield {**problem, "where": f"{host} -> {peer}"}
         elif host < peer:
-            yield {**trouble, "where": f"{host} <-> {peer}"}
+            yield {**problem, "where": f"{host} <-> {peer}"}
 
 
-def _names(examined: Examined) -> tuple[_Troubles, _Troubles, set[_Pair]]:
+def _names(examined: Examined) -> tuple[_Problems, _Problems, set[_Pair]]:
     """Return addresses that cannot be resolved, those that lead to the host itself, and all that
     were checked, by host and intended target.
     """
@@ -448,8 +448,8 @@ def _names(examined: Examined) -> tuple[_Troubles, _Troubles, set[_Pair]]:
             if not there:
                 remedy = f"add {address} to /etc/hosts of {host}, or set train_job_address to an IP"
                 said = f"{address} cannot be resolved on {host}"
-                trouble = _finding(FAIL, "unresolved", "", said, "an address", remedy)
-                unresolved[host, other] = trouble
+                problem = _finding(FAIL, "unresolved", "", said, "an address", remedy)
+                unresolved[host, other] = problem
             elif all(one.startswith("127.") or one == "::1" for one in there):
                 if all(one["machine"] == checkup["machine"] for one in checkups.values()):
                     continue  # all hosts are one machine
@@ -458,12 +458,12 @@ def _names(examined: Examined) -> tuple[_Troubles, _Troubles, set[_Pair]]:
                     f"set train_job_address of {other} to its IP, or remove the line for "
                     f"{address} from /etc/hosts of {host} (127.0.1.1 on Debian)"
                 )
-                trouble = _finding(bad, "loopback", "", said, "an address on the network", remedy)
-                loopback[host, other] = trouble
+                problem = _finding(bad, "loopback", "", said, "an address on the network", remedy)
+                loopback[host, other] = problem
     return unresolved, loopback, known
 
 
-def _unreached(links: Mapping[_Pair, Link], examined: Examined) -> tuple[_Troubles, _Troubles]:
+def _unreached(links: Mapping[_Pair, Link], examined: Examined) -> tuple[_Problems, _Problems]:
     """Return paths that lead to another host, and blocked ones."""
     elsewhere, blocked = {}, {}
     for (host, peer), link in links.items():

@@ -75,7 +75,7 @@ CAUSES = {
     ends.UNSTARTABLE: Cause(
         False, f"run `{suggest('setup', tags='tensorflow')}`, or set train_job_python"
     ),
-    ends.FENCED: Cause(False, "wait until the other job ends, or choose another train_job_port"),
+    ends.BUSY: Cause(False, "wait until the other job ends, or choose another train_job_port"),
     cause_names.UNREACHABLE: Cause(True, "check the host and its network"),
     cause_names.NOT_STARTED: Cause(True, "check the error that its host reports"),
     cause_names.FROZEN: Cause(True, "check what stopped the process or the host"),

@@ -76,8 +76,9 @@ class FollowedGang(Ranks):
         """Follow the ranks until the job is over.
 
         Non-training tasks do not count once training is done. Those that end by themselves, and
-        evaluators at work, have ``end_timeout`` seconds to do so. Before that, the loss of a
-        non-training task ends the job, unless it is a worker that training can continue without.
+        evaluators at work, have ``non_training_exit_timeout`` seconds to do so. Before that, the
+        loss of a non-training task ends the job, unless it is a worker that training can continue
+        without.
         """
         return self._run(lambda: self._judge(time.monotonic()), wait=WAIT)
 
@@ -88,14 +89,14 @@ class FollowedGang(Ranks):
         def done() -> bool | None:
             self._notices.fetching(time.monotonic(), self.views, self._say_fetch)
             now, limit = time.monotonic(), self._limits.unreachable_timeout
-            fates = (v.drained or v.trouble or v.silence(now) > limit for v in self.views)
+            fates = (v.drained or v.error or v.unresponsive_for(now) > limit for v in self.views)
             return all(fates) or None
 
         self._run(done, wait=0.0)
         for view in self.views:
-            if not view.heard:  # its state is unknown, and the job continues without it
+            if not view.last_update_at:  # its state is unknown, and the job continues without it
                 view.state = {"phase": records.FAILED}
-                view.trouble = view.trouble or "is unreachable"
+                view.error = view.error or "is unreachable"
 
     def _take(self, view: View, update: Update | Exception, unsaved: str) -> None:
         phase, holes = view.phase, holes_of(view.state)
@@ -117,7 +118,7 @@ class FollowedGang(Ranks):
         if not view.state.get("frozen"):
             view.frozen_since = None
         elif view.frozen_since is None:
-            view.frozen_since = view.heard
+            view.frozen_since = view.last_update_at
         if view.phase == ABSENT:
             return
         self._journal.add_update(view, phase, update["age"])
@@ -165,7 +166,7 @@ class FollowedGang(Ranks):
         if all(view.final for view in self._training):
             self._notices.fetching(now, self._training, self._say_fetch)
         # The first host to answer need not have the first rank that ended.
-        if now - self._began < WAIT and not all(v.heard or v.trouble for v in self.views):
+        if now - self._began < WAIT and not all(v.last_update_at or v.error for v in self.views):
             return None
         if not self._reachability.is_settled(now):
             return None

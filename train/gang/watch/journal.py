@@ -104,9 +104,9 @@ class Journal:
         self._measured = now
         attempt = max(view.target.attempt for view in views)
         about = (self.run_dir.name, records.RUNNING, attempt, views)
-        trouble = metrics.write(self._metrics_dir, *about)
-        if trouble:
-            self.notice("metrics", f"{trouble}; the job continues", once="")
+        error = metrics.write(self._metrics_dir, *about)
+        if error:
+            self.notice("metrics", f"{error}; the job continues", once="")
 
     def add_load(self, task: str, update: Update) -> None:
         """Append a host's load to a file, less often over time to keep a long job's file small."""

@@ -72,8 +72,12 @@ def text_of(job: str, state: str, attempt: int, views: Sequence[View]) -> str:
     )
     text = "1 if the rank is running and its host can be reached"
     add("rank_up", text, [(of[view], int(up[view])) for view in views])
-    heard = [(of[view], round(wall - now + view.heard, 3)) for view in views if view.heard]
-    add("rank_last_update_timestamp_seconds", "Time of the last answer of the rank's host", heard)
+    updates = [
+        (of[view], round(wall - now + view.last_update_at, 3))
+        for view in views
+        if view.last_update_at
+    ]
+    add("rank_last_update_timestamp_seconds", "Time of the last answer of the rank's host", updates)
     for field, name, factor, text in _PROGRESS:
         reported: list[Sample] = []
         for view in views:

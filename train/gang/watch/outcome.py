@@ -181,7 +181,7 @@ def failed_at(
     is the rank whose end shows the fault.
     """
     cause = cause or view.state.get("cause") or cause_names.UNREACHABLE
-    reason = reason or view.state.get("reason") or view.trouble or "is unreachable"
+    reason = reason or view.state.get("reason") or view.error or "is unreachable"
     # Its own step if it has ended by itself, because ranks report steps at different times.
     step = view.state.get("step")
     if step is None:

@@ -74,7 +74,8 @@ class Limits:
     interval: float  # for which a host gathers lines before it answers
     log_limit: int  # maximum bytes to keep of each of a rank's files
     start_wait_timeout: float = 0.0  # for a running rank to wait for another; 0 for no limit
-    end_timeout: float = 0.0  # for non-training tasks to end by themselves after training
+    #: For non-training tasks to end by themselves after training.
+    non_training_exit_timeout: float = 0.0
     grace: float = 0.0  # for the ranks of a stopped job to end
     straggler_factor: float = 0.0  # how many times longer than the others' own step time is slow
     disconnected_timeout: float = 0.0  # until the watch ends without any host; 0 for no limit
@@ -213,7 +214,7 @@ class Ranks:
             update["state"] = {"phase": ABSENT, "attempt": other}
             update["more"], update["left"], update["last"] = False, {}, ""
             return ""
-        trouble = ""
+        problem = ""
         for name, file in self._files[view].items():
             end = update["cursor"][name]
             data = update[name].encode("utf-8", "surrogateescape")
@@ -227,7 +228,7 @@ class Ranks:
                     file.append(note + data[cut:], end)
                     view.left_out[name] = view.left_out.get(name, 0) + max(0, gap)
                 except OSError as error:
-                    trouble = f"{file.path} cannot be written: {error.strerror}"
+                    problem = f"{file.path} cannot be written: {error.strerror}"
                     update["cursor"][name] = cursor[name]
             known = view.known.get(name, 0)
             if begin < known <= end:  # received before, but could not be written
@@ -239,7 +240,7 @@ class Ranks:
             if name == "progress":
                 text = view.whole_lines(text, _PROGRESS_SEEN if far else 0, bool(note))
             update[name] = text[-_LOG_SEEN:] if name == "log" else text
-        return trouble
+        return problem
 
     def _gap_note(self, view: View, name: reports.FileName, size: int, state: RankState) -> bytes:
         """Return the text that replaces missing bytes in the copy of a file."""
@@ -257,12 +258,10 @@ class Ranks:
         could not be written.
         """
         if isinstance(update, Exception):
-            view.silent_since = view.silent_since or time.monotonic()
-            view.trouble = plain_text.clean(
-                str(update) or type(update).__name__, reports.MAX_REASON
-            )
+            view.unresponsive_since = view.unresponsive_since or time.monotonic()
+            view.error = plain_text.clean(str(update) or type(update).__name__, reports.MAX_REASON)
             return
-        view.silent_since, view.trouble, view.heard = None, "", time.monotonic()
+        view.unresponsive_since, view.error, view.last_update_at = None, "", time.monotonic()
         view.state, view.drained = update["state"], not update["more"]
         view.left = sum(update.get("left", {}).values())
 

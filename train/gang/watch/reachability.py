@@ -43,7 +43,7 @@ class Reachability:
         limits = self._limits
         waiting = [view for view in self._views if not view.final]
         unresponsive = [view for view in waiting if view.is_unresponsive(now)]
-        heard = max(view.heard for view in self._views)
+        last_update_at = max(view.last_update_at for view in self._views)
         since = min((view.unresponsive_from(now) for view in unresponsive), default=now)
         names = list(dict.fromkeys(view.target.host for view in unresponsive))
         hosts = names_of(names) if names else ""
@@ -53,14 +53,14 @@ class Reachability:
                 f"no connection to {hosts} for {limits.disconnected_timeout:g} s "
                 "(train_job_disconnected_timeout)"
             )
-        if self.cut_since is not None and (heard > self.cut_since or not none):
+        if self.cut_since is not None and (last_update_at > self.cut_since or not none):
             self._back = (self.cut_since, now)
             self._journal.notice("connected", f"connected again after {now - self.cut_since:.0f} s")
             self.cut_since = None
-        elif self.cut_since is None and none and heard <= since:
+        elif self.cut_since is None and none and last_update_at <= since:
             self.cut_since = since
             clock = time.strftime("%H:%M:%S", time.localtime(time.time() - now + since))
-            why = next((f" ({view.trouble})" for view in unresponsive if view.trouble), "")
+            why = next((f" ({view.error})" for view in unresponsive if view.error), "")
             self._journal.notice(
                 "disconnected",
                 f"no connection to {hosts} since {clock}{why}; the job is not affected, and "
@@ -71,8 +71,8 @@ class Reachability:
             # After an interruption, hosts do not all answer at once.
             settled = self._back is None or now - self._back[1] >= limit
             for view in unresponsive:
-                if settled and view.silence(now) > limit:
-                    host, why = view.target.host, view.trouble or "it is unreachable"
+                if settled and view.unresponsive_for(now) > limit:
+                    host, why = view.target.host, view.error or "it is unreachable"
                     text = f"{host} cannot be reached from here: {why}; the job continues"
                     self._journal.notice("unreachable", text, view, once=host)
 
@@ -82,7 +82,7 @@ class Reachability:
         All states are read before any of them is judged.
         """
         if self._back is not None and now - self._back[1] < self._limits.unreachable_timeout:
-            if any(not view.final and view.heard < self._back[0] for view in self._views):
+            if any(not view.final and view.last_update_at < self._back[0] for view in self._views):
                 return False
             self._back = None
         return True

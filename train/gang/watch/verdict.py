@@ -73,7 +73,7 @@ class Verdict:
         self._trained_at: float | None = None
         self._stopped_at: float | None = None  # when a first rank was seen as stopped
         self._alone_at: float | None = None  # when a rank was first seen to have trained alone
-        self._losses: dict[str, Diagnosis] = {}
+        self._peer_diagnoses: dict[str, Diagnosis] = {}
         self._fallen: Diagnosis | None = None
         self._diagnosis: Diagnosis | None = None
         self._last: Diagnosis | None = None  # the last finished one since the last step
@@ -130,17 +130,17 @@ class Verdict:
             # If several are at fault, the first to end counts.
             first = first_of(primary)
         # Records that show that training can continue without a rank may still arrive.
-        spare = first.target.spare and first.was_running
-        pause = ROOT_CAUSE_WAIT + (self._limits.interval if spare else 0.0)
+        expendable = first.target.expendable and first.was_running
+        pause = ROOT_CAUSE_WAIT + (self._limits.interval if expendable else 0.0)
         if primary:
-            sure = (first.drained and not spare) or now - since > pause
+            sure = (first.drained and not expendable) or now - since > pause
             return failed_at(self.views, first, now=now) if sure else None
         if (alone := self._completed_alone()) and now - since > pause:
             return self._did_not_join(alone, now)
         # One rank's claim about another is not evidence, so check the connections of all ranks.
         ranks = [view for view in self.views if view.target.task in self._peers]
         if self._fallen is None:
-            self._fallen = self._diagnose(view for view in ranks if not view.trouble)
+            self._fallen = self._diagnose(view for view in ranks if not view.error)
         if not self._fallen.done:
             pause = max(pause, 2 * ROOT_CAUSE_WAIT)
         began = any(view.record.get("step") for view in ranks)
@@ -177,12 +177,12 @@ class Verdict:
     def _overdue(self, view: View, now: float) -> PeerFinding | None:
         """Return why a rank that has not failed keeps the job waiting, or None."""
         limits, task = self._limits, view.target.task
-        if view.silence(now) <= limits.unreachable_timeout:
-            self._losses.pop(task, None)
+        if view.unresponsive_for(now) <= limits.unreachable_timeout:
+            self._peer_diagnoses.pop(task, None)
         elif evidence := self._evidence_of_loss(view, now):
             limit = f"{limits.unreachable_timeout:g} s (train_job_unreachable_timeout)"
-            trouble = f": {view.trouble}" if view.trouble else ""
-            reason = f"was unreachable for {limit}{trouble}; {evidence}"
+            because = f": {view.error}" if view.error else ""
+            reason = f"was unreachable for {limit}{because}; {evidence}"
             return PeerFinding(task, cause_names.UNREACHABLE, reason)
         if view.frozen_since is not None and now - view.frozen_since > FROZEN_LIMIT:
             reason = f"was stopped for {FROZEN_LIMIT:g} s by a signal or a debugger"
@@ -190,13 +190,13 @@ class Verdict:
         if view.phase != ABSENT:
             return None
         if view.target.start_error and not self._is_cut:
-            view.trouble = f"could not be started: {view.target.start_error}"
-        elif view.heard and now - self._began > limits.start_timeout:
+            view.error = f"could not be started: {view.target.start_error}"
+        elif view.last_update_at and now - self._began > limits.start_timeout:
             limit = f"{limits.start_timeout:g} s (train_job_start_timeout)"
-            view.trouble = f"did not start within {limit}"
+            view.error = f"did not start within {limit}"
         else:
             return None
-        return PeerFinding(task, cause_names.NOT_STARTED, view.trouble)
+        return PeerFinding(task, cause_names.NOT_STARTED, view.error)
 
     def _kept_waiting(self, needed: Sequence[View]) -> PeerFinding | None:
         """Notice ranks that have not opened their port, but whose supervisors see signs of life.
@@ -234,13 +234,13 @@ class Verdict:
         stepped = [o.stepped for o in others if not o.target.non_training and o.stepped is not None]
         task = view.target.task
         if not others or (stepped and now - max(stepped) < self._limits.unreachable_timeout):
-            self._losses.pop(task, None)
+            self._peer_diagnoses.pop(task, None)
             return ""
         if task not in self._peers:
             return "no other rank makes progress either" if stepped else ""
-        diagnosis = self._losses.get(task)
+        diagnosis = self._peer_diagnoses.get(task)
         if diagnosis is None or now - diagnosis.began > PROBE_AFTER:
-            self._losses[task] = self._diagnose(others)
+            self._peer_diagnoses[task] = self._diagnose(others)
             return ""
         reached = diagnosis.reached(task) if diagnosis.done else {}
         # If a host reaches it, or no host knows, ask them again later.
@@ -257,7 +257,7 @@ class Verdict:
         """
         ranks = [view for view in self.views if view.target.task in self._peers]
         steps = [view.record.get("step") for view in ranks]
-        up = all(view.phase == records.RUNNING and not view.trouble for view in ranks)
+        up = all(view.phase == records.RUNNING and not view.error for view in ranks)
         if len(ranks) < 2 or not up:
             self._probe_at = self._diagnosis = None
             return None
@@ -315,7 +315,7 @@ class Verdict:
             return neither_at_fault(self.views, reason, now=now, reported_by=first)
         by = first_of([view for view in failed if view is not lost] or failed)
         about = {"cause": cause_names.NETWORK, "reason": reason, "reported_by": by}
-        if not lost.final and (lost.trouble or lost.silence(now) > 0):
+        if not lost.final and (lost.error or lost.unresponsive_for(now) > 0):
             about |= {"cause": cause_names.UNREACHABLE, "reason": "is unreachable"}
         return failed_at(self.views, lost, now=now, **about)
 
@@ -340,7 +340,7 @@ class Verdict:
         late = [v for v in running if v.at_work and (v in busy or v not in self._evaluators)]
         # The limit may be shorter than the time after which an evaluator counts as waiting.
         cut_off = [v for v in late if v not in busy or self._evaluates(v, now, seen=True)]
-        waited, limit = now - self._trained_at, self._limits.end_timeout
+        waited, limit = now - self._trained_at, self._limits.non_training_exit_timeout
         # An evaluator that seems to wait may have just found the last checkpoint.
         wait = limit if late else min(limit, self._limits.interval + NOTICE)
         if running and waited < wait:
@@ -352,15 +352,19 @@ class Verdict:
         for view in others:
             fate = ""
             if view in cut_off:
-                fate = f"did not end within {limit:g} s (train_job_end_timeout)"
+                fate = f"did not end within {limit:g} s (train_job_non_training_exit_timeout)"
             elif view.final:
                 fate = str(view.state.get("reason", ""))
-            elif view.trouble:
-                fate = f"cannot be reached: {view.trouble}"
+            elif view.error:
+                fate = f"cannot be reached: {view.error}"
             if fate:
                 fates.append(f"{view.target.task} on {view.target.host} {fate}")
             if fate and view in self._evaluators and view.phase != records.STOPPED:
-                remedy = "raise train_job_end_timeout" if view in cut_off else "check its log"
+                remedy = (
+                    "raise train_job_non_training_exit_timeout"
+                    if view in cut_off
+                    else "check its log"
+                )
                 unsure.append(
                     f"{fates[-1]}: the last checkpoint may not have been evaluated; {remedy}"
                 )
@@ -371,7 +375,7 @@ class Verdict:
         """Return whether an evaluator may be at work, even if it writes no records, or (``seen``)
         whether it was seen at work.
         """
-        if view.phase != records.RUNNING or view.trouble or self._trained_at is None:
+        if view.phase != records.RUNNING or view.error or self._trained_at is None:
             return False
         if view.may_end and view.record.get("phase") == "evaluating":
             return True
@@ -384,10 +388,10 @@ class Verdict:
         This is true for a worker with parameter servers that was up and is not the last one, if
         the chief's records, if any, show that it is past its beginning.
         """
-        if not (view.target.spare and view.was_running):
+        if not (view.target.expendable and view.was_running):
             return False
         begun = all(other.was_running and other.at_work for other in self._training)
-        others = [other for other in self.views if other.target.spare and other is not view]
+        others = [other for other in self.views if other.target.expendable and other is not view]
         return begun and any(o.phase not in (records.FAILED, records.STOPPED) for o in others)
 
 

@@ -65,7 +65,7 @@ class Target:
     job: str = ""
 
     @property
-    def spare(self) -> bool:
+    def expendable(self) -> bool:
         """Whether training can continue without it: a worker with parameter servers."""
         return self.non_training and self.task.startswith("worker-")
 
@@ -114,12 +114,12 @@ class View:
     newest: LogEnd | None = None  # end of the log on the host, until all of it is fetched
     wait: float = WAIT  # how long its host may take to answer
     asked: float | None = None  # time of a request that its host has not answered yet
-    silent_since: float | None = None  # when its host first failed to answer
-    trouble: str = ""  # why its host did not answer
+    unresponsive_since: float | None = None  # when its host first failed to answer
+    error: str = ""  # why its host did not answer
     drained: bool = False  # whether its host has nothing more to send
     offset: float = 0.0  # seconds by which the host's clock is behind this one
     frozen_since: float | None = None  # when its process was first seen stopped
-    heard: float = 0.0  # when its host last reported; 0 for never
+    last_update_at: float = 0.0  # when its host last reported; 0 for never
     stepped: float | None = None  # when a new step was last seen
     known: dict[str, int] = field(default_factory=dict)  # received bytes of files, written or not
     rest: str = ""  # the incomplete last line of its progress
@@ -183,9 +183,9 @@ class View:
         Other non-training tasks serve until they are stopped.
         """
         own = bool(self.record) and self.record.get("source") != "console"
-        return own and self.phase == records.RUNNING and not self.trouble
+        return own and self.phase == records.RUNNING and not self.error
 
-    def silence(self, now: float) -> float:
+    def unresponsive_for(self, now: float) -> float:
         """Return the seconds by which the host's answer is late."""
         return max(0.0, now - self.unresponsive_from(now))
 
@@ -196,11 +196,11 @@ class View:
         """
         asked = self.asked  # another thread sets it
         owed = now if asked is None else min(now, asked + self.wait)
-        return owed if self.silent_since is None else min(owed, self.silent_since)
+        return owed if self.unresponsive_since is None else min(owed, self.unresponsive_since)
 
     def is_unresponsive(self, now: float) -> bool:
         """Return whether the host of a living rank is too late with its answer."""
-        return not self.final and (bool(self.trouble) or self.silence(now) > UNRESPONSIVE)
+        return not self.final and (bool(self.error) or self.unresponsive_for(now) > UNRESPONSIVE)
 
     @property
     def tail(self) -> list[str]:
@@ -271,7 +271,7 @@ class View:
             "phase": self.phase,
             "exit_code": self.state.get("exit_code"),
             "cause": self.state.get("cause"),
-            "reason": self.state.get("reason") or self.trouble,
+            "reason": self.state.get("reason") or self.error,
             "weights_sha256": self.weights_sha256,
         }
 

@@ -67,16 +67,16 @@ def report(play: connections.Play, args: Args) -> dict[str, object]:
     gang = _gang(play, args, lambda line: None)
     gang.drain(connections.say)
     ended = outcome.GangOutcome(**(json_files.read_json(str(run_dir / OUTCOME_FILE)) or {}))
-    if args["trouble"]:
+    if args["fetch_error"]:
         attach = suggestions.command("attach", job=args["job"])
-        reason = f"its results were not fetched: {args['trouble']}; try again with `{attach}`"
+        reason = f"its results were not fetched: {args['fetch_error']}; try again with `{attach}`"
         ended = replace(ended, message=f"{ended.message}; {reason}")
     result = outcome.result_of(args["job"], ended, gang.views, attempts=int(args["attempt"]))
     result["strict"] = bool(args["strict"])
     for rank in result["ranks"]:
-        if trouble := _trouble_with_files(play, args, rank):
+        if error := _fetch_error_of(play, args, rank):
             about = f"the files of {rank['task']} ({rank['host']}) were not fetched"
-            result["notes"].append(f"{about}: {reports.bounded(str(trouble))}")
+            result["notes"].append(f"{about}: {reports.bounded(str(error))}")
     known = read_result(run_dir)
     result |= _next_attempt(known, result, run_dir)
     if result["state"] == "failed" and not result["restart"]:
@@ -124,12 +124,12 @@ def _announce_restart(run_dir: Path, result: ResultRecord) -> None:
     connections.say(f"attempt {number - 1} failed: {first}; attempt {number} starts in {delay:g} s")
 
 
-def _trouble_with_files(play: connections.Play, args: Args, rank: RankResult) -> str:
+def _fetch_error_of(play: connections.Play, args: Args, rank: RankResult) -> str:
     """Return why a rank's files were not fetched, or an empty text if they were or need not be."""
     for fetched in play.registered(rank["host"], args["files"]).get("results", ()):
         if fetched["item"]["task"] == rank["task"]:
             return str(
-                fetched.get("trouble") or (fetched.get("unreachable") and fetched["msg"]) or ""
+                fetched.get("error") or (fetched.get("unreachable") and fetched["msg"]) or ""
             )
     return ""
 
@@ -224,11 +224,11 @@ class _Logs(polling.Ranks):
                 another = not target.is_of_attempt(view.state)  # another attempt has started
                 phases[target.task] = records.FAILED if another else view.phase
                 ended = not growing or view.final or (late and view.phase == ABSENT)
-                if another or (ended and view.drained and not view.trouble):
+                if another or (ended and view.drained and not view.error):
                     continue
-                if not view.trouble or view.silence(now) < limit:
+                if not view.error or view.unresponsive_for(now) < limit:
                     return None
-                reason = f"is unreachable: {view.trouble}"
+                reason = f"is unreachable: {view.error}"
                 lost[target.task] = f"{target.task} on {target.host} {reason}"
             return {"phases": phases, "lost": lost}
 
@@ -250,10 +250,10 @@ def _notify(
     about: Any = {name: value for name, value in result.items() if name in names}
     about |= {"attempt": result["attempts"], "hosts": hosts, "run_dir": run_dir}
     recipients = play.notification(hosts)
-    troubles = []
+    errors = []
     for event in events:
-        troubles += notify.send(recipients, event, wait=event == "end", **about)
-    return troubles
+        errors += notify.send(recipients, event, wait=event == "end", **about)
+    return errors
 
 
 def _target(
