@@ -44,7 +44,7 @@ options:
     elements: str
     default: []
   confirm_timeout:
-    description: Seconds after which rules that were not confirmed are taken back, 2 or more.
+    description: Seconds after which rules that were not confirmed are reverted, 2 or more.
     type: int
     default: 60
   token:

@@ -86,9 +86,9 @@ def confirm(nft: str, token: str, timeout: int) -> None:
     pending = read(PENDING)
     if not pending or hashlib.sha256(pending.encode()).hexdigest() != token:
         raise FirewallError(
-            "the new rules were taken back after %d s, because Ansible did not confirm them in"
-            " time; the former ones hold. Another host of the play may have been slow: set a"
-            " larger firewall_confirm_timeout" % timeout
+            "the new rules were reverted after %d s because Ansible did not confirm them in"
+            " time; the previous rules are in force. Another host of the play may have been slow:"
+            " set a larger firewall_confirm_timeout" % timeout
         )
     # While it is empty, the next run loads the rules again.
     write(LISTED, "")

@@ -178,7 +178,7 @@ def check_what_is_refused(bed: Testbed) -> None:
     [
         ("setup.yml", {"setup_roles": ["tensorfow"]}, [], "names tensorfow: the roles are train"),
         # Two inventory hosts of one machine.
-        ("setup.yml", {}, ["--limit", "localhost-1"], "give those to --limit, of localhost-0"),
+        ("setup.yml", {}, ["--limit", "localhost-1"], "pass the first inventory host of each machine to --limit, from localhost-0"),
         ("teardown.yml", {}, [], "Set the roles to revert"),
     ],
 )

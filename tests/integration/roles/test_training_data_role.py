@@ -117,7 +117,7 @@ REFUSED: list[tuple[list[dict[str, Any]], str]] = [
     ([GOOD, {**NAMED, "name": "../x"}], "name must be"),
     ([GOOD, {"name": "x"}], "one of the following is required: src, mounted"),
     ([GOOD, {**NAMED, "mounted": "/mnt"}], "mutually exclusive: src|mounted"),
-    ([GOOD, {"name": "x", "src": "https://example.org/a.tgz"}], "an address needs it"),
+    ([GOOD, {"name": "x", "src": "https://example.org/a.tgz"}], "An address needs sha256"),
     ([GOOD, {**NAMED, "dest": "../y"}], "below training_data_root"),
     ([GOOD, {**NAMED, "dest": "/y"}], "below training_data_root"),
     ([GOOD, {**NAMED, "sha256": "abc"}], "64 hexadecimal"),
@@ -128,14 +128,14 @@ REFUSED: list[tuple[list[dict[str, Any]], str]] = [
     ([GOOD, {"name": "x", "mounted": "/nowhere"}], "No such file or directory. Mount it"),
     ([GOOD, {**NAMED, "src": "nowhere"}], "is not there"),
     ([GOOD, {**NAMED, "src": "source/large"}], "needs sha256"),
-    ([GOOD, {**NAMED, "dest": "good/y"}], "lie around others"),
-    ([GOOD, {**NAMED, "name": "good"}], "no two entries may have the same"),
+    ([GOOD, {**NAMED, "dest": "good/y"}], "contains another destination"),
+    ([GOOD, {**NAMED, "name": "good"}], "be unique"),
     ([GOOD, {**NAMED, "keras": True}], "dataset"),
     ([GOOD, {**KERAS_FILE, "dataset": "cifar-10-binary"}], "cifar-10-python"),
     ([GOOD, {**KERAS_FILE, "unpack": True}], "goes without unpack"),
-    ([{"name": "huge", "src": "huge", "sha256": "0" * 64}], "Too little space for huge"),
+    ([{"name": "huge", "src": "huge", "sha256": "0" * 64}], "Not enough space for huge"),
     ([{"name": "precious", "src": "source"}], "host/precious is there already"),
-    ([KERAS_FILE], "datasets/mnist.npz is there, and is not the published file of m"),
+    ([KERAS_FILE], "datasets/mnist.npz exists and is not the published file of m"),
 ]
 
 
