@@ -68,7 +68,7 @@ attempt:
   returned: success
   type: int
 min_workers:
-  description: The least number of workers to start it with; 0 for all.
+  description: The smallest number of workers to start it with; 0 for all.
   returned: success
   type: int
 result:

@@ -114,7 +114,7 @@ GOOD, NAMED = {"name": "good", "src": "source"}, {"name": "x", "src": "source"}
 KERAS_FILE = {"name": "m", "src": "source/large", "dataset": "mnist-npz", "keras": True}
 REFUSED: list[tuple[list[dict[str, Any]], str]] = [
     ([GOOD, {"src": "source"}], "missing required arguments: name"),
-    ([GOOD, {**NAMED, "name": "../x"}], "name must be"),
+    ([GOOD, {**NAMED, "name": "../x"}], "a name must consist of"),
     ([GOOD, {"name": "x"}], "one of the following is required: src, mounted"),
     ([GOOD, {**NAMED, "mounted": "/mnt"}], "mutually exclusive: src|mounted"),
     ([GOOD, {"name": "x", "src": "https://example.org/a.tgz"}], "An address needs sha256"),
@@ -122,19 +122,19 @@ REFUSED: list[tuple[list[dict[str, Any]], str]] = [
     ([GOOD, {**NAMED, "dest": "/y"}], "below training_data_root"),
     ([GOOD, {**NAMED, "sha256": "abc"}], "64 hexadecimal"),
     ([GOOD, {**NAMED, "dataset": "imagenet"}], "fashion-mnist"),
-    ([GOOD, {**NAMED, "unpack": True}], "goes without unpack"),
+    ([GOOD, {**NAMED, "unpack": True}], "cannot be unpacked"),
     ([GOOD, {"name": "x", "mounted": "mnt"}], "absolute path"),
-    ([GOOD, {"name": "x", "mounted": "/tmp"}], "nothing is mounted. Mount it"),
+    ([GOOD, {"name": "x", "mounted": "/tmp"}], "not on a mounted filesystem. Mount it"),
     ([GOOD, {"name": "x", "mounted": "/nowhere"}], "No such file or directory. Mount it"),
-    ([GOOD, {**NAMED, "src": "nowhere"}], "is not there"),
+    ([GOOD, {**NAMED, "src": "nowhere"}], "does not exist"),
     ([GOOD, {**NAMED, "src": "source/large"}], "needs sha256"),
     ([GOOD, {**NAMED, "dest": "good/y"}], "contains another destination"),
     ([GOOD, {**NAMED, "name": "good"}], "be unique"),
     ([GOOD, {**NAMED, "keras": True}], "dataset"),
     ([GOOD, {**KERAS_FILE, "dataset": "cifar-10-binary"}], "cifar-10-python"),
-    ([GOOD, {**KERAS_FILE, "unpack": True}], "goes without unpack"),
+    ([GOOD, {**KERAS_FILE, "unpack": True}], "keras requires no unpack"),
     ([{"name": "huge", "src": "huge", "sha256": "0" * 64}], "Not enough space for huge"),
-    ([{"name": "precious", "src": "source"}], "host/precious is there already"),
+    ([{"name": "precious", "src": "source"}], "host/precious already exists"),
     ([KERAS_FILE], "datasets/mnist.npz exists and is not the published file of m"),
 ]
 

@@ -117,7 +117,11 @@ def test_wrong_variables_are_refused(bed: Testbed) -> None:
         ("shm_size_mb", -1, "_shm_size_mb is -1: set a number of MB"),
         ("nfs", [{"src": "nas", "path": "/mnt/x"}], "_nfs: src is nas; use SERVER:/EXPORT"),
         ("nfs", [{**DATA, "path": "/mnt/x/"}], "_nfs: path is /mnt/x/; use an absolute path"),
-        ("folders", [{"path": "train"}], "_folders: path is train; use a path that begins with / or ~"),
+        (
+            "folders",
+            [{"path": "train"}],
+            "_folders: path is train; use a path that begins with / or ~",
+        ),
     ]
     cases = [({f"{ROLE}_{name}": value}, ROLE + words) for name, value, words in wrong]
     assert_refused(partial(run_tasks, bed), ROLE, cases)
