@@ -146,7 +146,7 @@ def test_a_host_cannot_let_itself_in_from_anywhere(hosts: Hosts) -> None:
     hosts["b"]["ssh_keys_from"] = ["10.9.0.0/16", "2001:db8::2"]
     assert records(hosts)[1]["sources"] == ["10.9.0.0/16", "192.0.2.66", "2001:db8::2"]
     hosts["c"]["ansible_host"] = "c.lab"
-    with pytest.raises(AnsibleFilterError, match=r"c: .* set ssh_keys_from"):
+    with pytest.raises(AnsibleFilterError, match="c has no known address: set ssh_keys_from"):
         records(hosts)
 
 
