@@ -74,7 +74,7 @@ def ssh_keys_places(
 ) -> dict[str, Any]:
     """Return how each machine is reached, by the inventory host that the role runs on.
 
-    A machine that only itself can reach is left out, because no others can log in.
+    A machine that no other machine can reach is excluded.
     """
     members = members or [{"name": host} for host in played]
     every = {m["name"]: place_of(m, hostvars[m["name"]]) for m in members}

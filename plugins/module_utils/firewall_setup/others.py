@@ -35,7 +35,7 @@ CLOSED = re.compile(r"(counter .* )?(drop|reject)( .*)?|-A INPUT -j (DROP|REJECT
 
 
 class Other(NamedTuple):
-    """A firewall that blocks by default: what it allows, and the command that allows more."""
+    """A firewall that blocks by default: its openings, and the command that adds one."""
 
     name: str
     openings: List[Opening]
