@@ -24,9 +24,8 @@ options:
     required: true
   before:
     description: >-
-      What the last of the actions M(tensorflow_ansible.cluster.gang_result),
-      M(tensorflow_ansible.cluster.gang_restart) and M(tensorflow_ansible.cluster.gang_refusal)
-      returned.
+      The result of the last of the actions M(tensorflow_ansible.cluster.gang_result),
+      M(tensorflow_ansible.cluster.gang_restart) and M(tensorflow_ansible.cluster.gang_refusal).
     type: dict
     required: true
   metrics_dir:

@@ -6,7 +6,7 @@ module: gang_watch
 short_description: Follow the ranks of a gang until it has ended
 description:
   - >-
-    Asks all hosts over separate connections for logs, progress and state, shows progress, and
+    Polls all hosts over separate connections for logs, progress and state, shows progress, and
     stores logs and progress in the job's folder.
   - >-
     Ends when the gang has ended, or when there is evidence that it cannot continue. An error in
