@@ -43,7 +43,7 @@ attributes:
   check_mode:
     description: Whether it can run without changing anything.
     support: full
-    details: The manifest is written all the same, because nothing changes on hosts.
+    details: The manifest is written even in check mode, because nothing changes on hosts.
 author: The maintainers
 """
 

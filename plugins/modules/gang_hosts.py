@@ -18,7 +18,7 @@ options:
     type: int
     required: true
   min_workers:
-    description: The least number of workers to go on with; 0 for all.
+    description: The smallest number of workers to continue with; 0 for all.
     type: int
     required: true
   job:
@@ -64,7 +64,7 @@ groups:
   returned: success
   type: dict
 left_out:
-  description: Why other hosts are left out.
+  description: Why other hosts are excluded.
   returned: success
   type: dict
 """
