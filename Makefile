@@ -20,7 +20,7 @@ help:
 	@echo "make test       run the unit tests and the tests of jobs on this machine"
 	@echo "make hosts      run the tests with hosts in containers: SSH, the set-up roles, Molecule; needs a Docker engine"
 	@echo "make soak       run the long forms of the tests with random faults: an hour, before a release"
-	@echo "make lint       ansible-lint, yamllint, ruff, import-linter, mypy, syntax checks"
+	@echo "make lint       ansible-lint, yamllint, codespell, ruff, import-linter, mypy, syntax checks"
 	@echo "make bench      compare with two commands typed by hand"
 	@echo "make docs       build the documentation as a site, in .cache/site"
 	@echo "make reference  generate docs/variables.md and docs/schemas from the code"
@@ -95,6 +95,7 @@ lint-python:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/yamllint --strict .
+	$(BIN)/codespell
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python -m mypy -p train.cli -p train.gang -p bench
 	$(BIN)/python -m mypy tests docs/reference.py docs/schemas.py

@@ -73,7 +73,7 @@ run_dir:
   returned: success
   type: str
 hosts:
-  description: The hosts that take part, chief first.
+  description: The hosts of the attempt, chief first.
   returned: success
   type: list
   elements: raw

@@ -3,7 +3,7 @@
 
 DOCUMENTATION = r"""
 module: gang_hosts
-short_description: Choose the hosts that take part in an attempt
+short_description: Choose the hosts of an attempt
 description:
   - >-
     Chooses from the hosts that passed M(tensorflow_ansible.cluster.host_check), with spare hosts
@@ -43,7 +43,7 @@ author: The maintainers
 """
 
 EXAMPLES = r"""
-- name: Choose the hosts that take part in an attempt
+- name: Choose the hosts of an attempt
   tensorflow_ansible.cluster.gang_hosts:
     groups: '{{ train_job_groups }}'
     attempt: 1

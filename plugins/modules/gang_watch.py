@@ -13,7 +13,7 @@ description:
     it ends the watch but not the job.
 options:
   hosts:
-    description: The hosts that take part.
+    description: The hosts of the attempt.
     type: list
     elements: str
     required: true
