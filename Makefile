@@ -1,14 +1,14 @@
-# make train   trains on inventory/local: two workers on this machine
-# make unit    runs the tests that start nothing
+# make train   trains on inventory/local, with two workers on this machine
+# make unit    runs the tests that start no jobs
 # make test    runs the unit tests and the tests of jobs on this machine
 # make hosts   runs the tests with hosts in containers: SSH, the set-up roles, Molecule
 # make help    lists the rest
 PYTHON ?= python3
 BIN := .venv/bin
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
-# Where it is set, as in images for containers, every command would compile the project again.
+# If it were set, as in many container images, every command would compile the project again.
 unexport PYTHONDONTWRITEBYTECODE
-# Likewise, modules that Ansible runs on this machine would be read byte by byte.
+# If it were set, modules that Ansible runs on this machine would be read byte by byte.
 unexport PYTHONUNBUFFERED
 
 .PHONY: help train setup unit test hosts soak molecule lint lint-ansible lint-python lock bench docs reference pictures clean
@@ -20,12 +20,12 @@ help:
 	@echo "make test       run the unit tests and the tests of jobs on this machine"
 	@echo "make hosts      run the tests with hosts in containers: SSH, the set-up roles, Molecule; needs a Docker engine"
 	@echo "make soak       run the long forms of the tests with random faults: an hour, before a release"
-	@echo "make lint       ansible-lint, yamllint, ruff, import-linter, mypy, syntax checks"
-	@echo "make bench      measure against two commands typed by hand"
-	@echo "make docs       make the documentation as a site, in .cache/site"
-	@echo "make reference  make docs/variables.md and docs/schemas again, from the code"
-	@echo "make pictures   make the pictures of the documentation again, from a real job"
-	@echo "make lock       make the requirement locks again"
+	@echo "make lint       ansible-lint, yamllint, codespell, ruff, import-linter, mypy, syntax checks"
+	@echo "make bench      compare with two commands typed by hand"
+	@echo "make docs       build the documentation as a site, in .cache/site"
+	@echo "make reference  generate docs/variables.md and docs/schemas from the code"
+	@echo "make pictures   generate the pictures of the documentation from a real job"
+	@echo "make lock       update the requirement locks"
 	@echo "make clean      remove the environments and caches of this folder"
 
 INVENTORY ?= inventory/local
@@ -33,8 +33,8 @@ INVENTORY ?= inventory/local
 # Prints a line every 15 s until the command that follows has ended.
 alive = @(while sleep 15 > /dev/null; do echo "  still running: $(1)"; done) & trap "kill $$!" EXIT;
 
-# The control environment. pip looks up nothing but the locked files. They are compiled with all cores, but
-# for the collections of `ansible`, most of which are never used.
+# The control environment. pip installs only the locked files. All modules are compiled, on all cores, except the
+# collections of `ansible`, most of which are never used.
 .venv/control.stamp: requirements/control.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; \
 	  sys.exit(0 if (3, 11) <= v <= (3, 13) else "Python %d.%d is too %s: the control node needs 3.11, 3.12 or 3.13; set PYTHON=..." % (v + ("old" if v < (3, 11) else "new",)))'
@@ -60,8 +60,7 @@ WORKERS ?= 3
 unit: .venv/dev.stamp
 	$(BIN)/python -m pytest -n $(WORKERS) tests/unit $(ARGS)
 
-# Hosts of pytest and of Molecule run in Docker. Without an engine, pytest reports what it skipped; in CI it
-# refuses.
+# Hosts of pytest and Molecule run in Docker. Without an engine, pytest reports the skipped tests; in CI, it fails.
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 HOST_TESTS := tests/integration/ssh tests/integration/roles
 
@@ -71,8 +70,8 @@ test: .venv/dev.stamp
 hosts: .venv/dev.stamp
 	$(PYTEST) $(HOST_TESTS) $(ARGS)
 
-# The long forms of tests: of those that draw what happens, and of a control node without network. In
-# one process, which shows what it does.
+# The long forms of the randomized tests, and of the test of a control node without a network. They run in one
+# process with their output shown.
 soak: export SOAK_FAULTS ?= 50
 soak: export SOAK_KILLS ?= 20
 soak: export KILL_POINTS ?= 20
@@ -80,7 +79,7 @@ soak: export CUT_SECONDS ?= 300
 soak: .venv/dev.stamp
 	$(BIN)/python -m pytest -s tests/integration/ssh/test_faults.py tests/integration/local/test_training_resume.py $(ARGS)
 
-# New hosts at the start, none at the end, also after Ctrl-C.
+# Creates the hosts at the start, and removes them at the end, also after Ctrl-C.
 molecule: .venv/dev.stamp
 	@export PATH="$(CURDIR)/$(BIN):$$PATH"; trap 'molecule destroy' INT TERM; molecule test
 
@@ -96,31 +95,32 @@ lint-python:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/yamllint --strict .
+	$(BIN)/codespell
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python -m mypy -p train.cli -p train.gang -p bench
 	$(BIN)/python -m mypy tests docs/reference.py docs/schemas.py
 	cd train && ../$(BIN)/python -m mypy --config-file ../pyproject.toml --explicit-package-bases worker.py host training collectives
 	$(BIN)/python -m mypy -p ansible_collections.tensorflow_ansible.cluster.plugins
 
-# Versions stay as they are, unless ARGS=--upgrade or ARGS='--upgrade-package NAME'.
+# Versions are kept unless ARGS=--upgrade or ARGS='--upgrade-package NAME'.
 UV_COMPILE = $(CURDIR)/$(BIN)/uv pip compile --no-config --universal --generate-hashes --no-header --no-emit-index-url --quiet $(ARGS)
 
 lock: .venv/dev.stamp
 	cd requirements && $(UV_COMPILE) --python-version 3.11 control.in -o control.txt
 	cd requirements && $(UV_COMPILE) --python-version 3.11 -c control.txt mlflow.in -o mlflow.txt
 	cd requirements && $(UV_COMPILE) --python-version 3.11 -c control.txt -c mlflow.txt dev.in -o dev.txt
-	# tf-keras would bring tensorflow beside tensorflow-cpu.
+	# tf-keras would install tensorflow in addition to tensorflow-cpu.
 	cd roles/tensorflow/files && echo tensorflow | $(UV_COMPILE) --python-version 3.10 --excludes /dev/stdin cpu.in -o cpu.txt
 	cd roles/tensorflow/files && $(UV_COMPILE) --python-version 3.10 gpu.in -o gpu.txt
-	# Without what TensorFlow's environment has.
+	# Packages in TensorFlow's environment are excluded.
 	cd examples/tfds && sed -n 's/^\([^ ]*\)==.*/\1/p' ../../roles/tensorflow/files/cpu.txt | $(UV_COMPILE) --python-version 3.11 \
 	  -c ../../roles/tensorflow/files/cpu.txt --excludes /dev/stdin requirements.in -o requirements.txt
 
 bench: .venv/dev.stamp
 	$(BIN)/python -m bench
 
-# The pages keep their paths, with the files that they link to: links work here as in the repository. Each page once,
-# without the links to the collection.
+# Pages and the files that they link to keep their paths, so that links work as in the repository. The links that form
+# the collection are excluded, because they would duplicate pages.
 SITE := .cache/site
 docs: .venv/dev.stamp
 	rm -rf $(SITE)

@@ -42,7 +42,7 @@ with strategy.scope():
 
 
 def replica_step(points, quadrants):
-    """Train one replica on its part of the batch; return its part of the loss, and its hits."""
+    """Train one replica on its part of the batch; return its part of the loss and its hits."""
     with tf.GradientTape() as tape:
         logits = model(points, training=True)
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(quadrants, logits)

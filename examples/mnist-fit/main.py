@@ -31,7 +31,7 @@ with strategy.scope():
     # Build and compile the model within the strategy's scope.
     multi_worker_model = mnist.build_and_compile_cnn_model()
 
-# Both callbacks run in every worker, and write on the chief only.
+# Both callbacks run on every worker but only write on the chief.
 logs = os.environ.get("TRAIN_TENSORBOARD_DIR", "tensorboard")
 callbacks = [tf.keras.callbacks.TensorBoard(logs)]
 if args.backup_dir:
@@ -44,7 +44,7 @@ multi_worker_model.fit(
     callbacks=callbacks,
 )
 
-# Every worker has to save, because saving may exchange variables. Only the chief's copy is kept.
+# Every worker must save, because saving may synchronize variables. Only the chief's copy is kept.
 folder = Path(os.environ.get("TRAIN_MODEL_DIR", "model") if is_chief else tempfile.mkdtemp())
 folder.mkdir(parents=True, exist_ok=True)
 multi_worker_model.save(folder / "mnist.keras")

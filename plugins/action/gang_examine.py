@@ -1,4 +1,4 @@
-"""Measure the paths between hosts and judge what was found."""
+"""Measure the paths between hosts and evaluate the results."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from train.gang.doctor import examine
 
 
 class ActionModule(GangAction):
-    """Measure the paths between hosts and judge what was found."""
+    """Measure the paths between hosts and evaluate the results."""
 
     decide = staticmethod(examine.doctor)

@@ -1,4 +1,4 @@
-"""Choose the hosts that take part in an attempt."""
+"""Choose the hosts of an attempt."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from train.gang.plan import choosing
 
 
 class ActionModule(GangAction):
-    """Choose the hosts that take part in an attempt."""
+    """Choose the hosts of an attempt."""
 
     decide = staticmethod(choosing.choose_hosts)

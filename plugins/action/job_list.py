@@ -1,4 +1,4 @@
-"""Put together what hosts know about jobs."""
+"""Merge the job lists of all hosts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from train.gang import job_lists
 
 
 class ActionModule(GangAction):
-    """Put together what hosts know about jobs."""
+    """Merge the job lists of all hosts."""
 
     decide = staticmethod(job_lists.jobs)

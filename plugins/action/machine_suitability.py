@@ -1,4 +1,4 @@
-"""Judge whether TensorFlow can be installed on machines."""
+"""Decide whether TensorFlow can be installed on machines."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from train.gang import suitability_check
 
 
 class ActionModule(GangAction):
-    """Judge whether TensorFlow can be installed on machines."""
+    """Decide whether TensorFlow can be installed on machines."""
 
     decide = staticmethod(suitability_check.judge)

@@ -16,7 +16,7 @@ class ActionModule(HostAction):
     _supports_check_mode = False
 
     def act(self, options: Args, task_vars: Args) -> Returned:
-        """Send the job's archive along, so that a rank needs only one transfer.
+        """Include the job's archive, so that a rank needs only one transfer.
 
         The script's environment is added here, so that it is in no argument or result that could be
         printed.

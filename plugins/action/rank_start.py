@@ -15,7 +15,7 @@ class ActionModule(HostAction):
     _supports_check_mode = False
 
     def act(self, options: Args, task_vars: Args) -> Returned:
-        """Return as soon as the supervisor works; fail if it does not."""
+        """Return as soon as the supervisor is running; fail if it does not start."""
         modes = ["-S", "-E", "-m", "train.host.supervisor"]
         supervisor = [options["python"], *modes, options["rank_dir"]]
         done = self._low_level_execute_command(

@@ -1,4 +1,4 @@
-"""End every process of a rank and prove it."""
+"""End every process of a rank and verify that."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from ansible_collections.tensorflow_ansible.cluster.plugins.plugin_utils.actions
 
 
 class ActionModule(HostAction):
-    """End every process of a rank and prove it."""
+    """End every process of a rank and verify that."""
 
     logs_in = True

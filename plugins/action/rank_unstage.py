@@ -1,4 +1,4 @@
-"""Release what was taken for a rank that has not started."""
+"""Release the resources of a rank that has not started."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from train.gang.plan import withdrawal
 
 
 class ActionModule(HostAction):
-    """Release what was taken for a rank that has not started."""
+    """Release the resources of a rank that has not started."""
 
     _supports_check_mode = False
 

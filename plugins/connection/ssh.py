@@ -37,7 +37,7 @@ _WAIT = 3
 _TRANSFERS = ("sftp", "scp", "piped")
 _TALKATIVE = (
     "a login prints text, so sftp does not work and files are sent in another way: let ~/.bashrc "
-    "print only in interactive shells (the doctor names the hosts)"
+    "print only in interactive shells (the doctor lists the hosts)"
 )
 _PATH = re.compile(rb"(ControlPath=.*?)(\"?)", re.DOTALL | re.IGNORECASE)
 _OPTION = re.compile(r"(\w+)\s*[=\s]\s*(.*)", re.DOTALL)

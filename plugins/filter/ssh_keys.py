@@ -57,8 +57,8 @@ def place_of(member: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[st
     for host in [*place["names"], address, ansible_host]:
         if not re.fullmatch(NAME, host):
             raise AnsibleFilterError(
-                f"{name}: ssh can use no host {host!r}: use letters, digits, dots, dashes and "
-                "underscores, or an IP address without a zone"
+                f"{name}: ssh cannot use the host name {host!r}: use letters, digits, dots, dashes "
+                "and underscores, or an IP address without a zone"
             )
     try:
         _ = [ipaddress.ip_network(source, strict=False) for source in place["sources"]]
@@ -74,7 +74,7 @@ def ssh_keys_places(
 ) -> dict[str, Any]:
     """Return how each machine is reached, by the inventory host that the role runs on.
 
-    A machine that only itself can reach is left out, because no others can log in.
+    A machine that no other machine can reach is excluded.
     """
     members = members or [{"name": host} for host in played]
     every = {m["name"]: place_of(m, hostvars[m["name"]]) for m in members}
@@ -82,8 +82,8 @@ def ssh_keys_places(
     lonely = [name for name in played if name not in places]
     if lonely and set(places) & set(played):
         raise AnsibleFilterError(
-            f"{', '.join(lonely)}: not in ssh_keys_members, or with an address that is another "
-            "machine on each host: set ssh_keys_address to one that every host knows"
+            f"{', '.join(lonely)}: not in ssh_keys_members, or with an address that means a "
+            "different machine on each host; set ssh_keys_address to one that every host knows"
         )
     uses = Counter(endpoint for place in places.values() for endpoint in place["endpoints"])
     first: dict[Any, str] = {}
@@ -91,7 +91,7 @@ def ssh_keys_places(
         main, *rest = place["endpoints"]
         if first.setdefault(main, name) != name:
             raise AnsibleFilterError(
-                f"{first[main]} and {name} have one address, {main[0]} port {main[1]}: set "
+                f"{first[main]} and {name} have the same address, {main[0]} port {main[1]}: set "
                 "ssh_keys_address or ssh_keys_port, or make them one member if they are one machine"
             )
         # Several hosts behind a gateway may share Ansible's address.
@@ -107,11 +107,11 @@ def ssh_keys_report(
     host = [" ".join(key.split()[:2]) for key in host_keys]
     host = sorted({key for key in host if re.fullmatch(HOST_KEY, key)})
     if not re.fullmatch(USER, user) or not all(re.fullmatch(KEY, key) for key in found):
-        raise AnsibleFilterError(f"no user or key that ssh could use: {user[:60]!r}, {found!r}")
+        raise AnsibleFilterError(f"ssh cannot use this user or key: {user[:60]!r}, {found!r}")
     if not host:
         raise AnsibleFilterError(
-            "no public host key is there: is sshd set up (sudo ssh-keygen -A)? ssh_keys_host_keys"
-            " names files elsewhere"
+            "the host has no public host key: set up sshd (sudo ssh-keygen -A), or set"
+            " ssh_keys_host_keys if the keys are in another folder"
         )
     # Once the new key is in use, it is the same as the old one.
     keys = list(dict.fromkeys(found))
@@ -153,7 +153,7 @@ def ssh_keys_records(
         sources = {*addresses_of(address for address, _ in endpoints), *place["sources"]}
         sources |= set(report["addresses"] if place["has_names"] else [])
         if not sources:
-            raise AnsibleFilterError(f"{name}: its addresses are not known: set ssh_keys_from")
+            raise AnsibleFilterError(f"{name} has no known address: set ssh_keys_from")
         address, port = endpoints[0]
         known = list(dict.fromkeys([*((n, port) for n in place["names"]), *endpoints]))
         records.append(

@@ -61,7 +61,7 @@ def locks(paths: Iterable[str], extra: bool = False) -> list[dict[str, Any]]:
     if len({lock.get("version") for lock in described}) > 1:
         versions = [f"{lock['version']} ({lock['path']})" for lock in described]
         raise AnsibleFilterError(
-            f"The locks have TensorFlow {' and '.join(versions)}: ranks of one job need one"
+            f"The locks have TensorFlow {' and '.join(versions)}: all ranks of a job need the same"
             " version. Lock both again."
         )
     return described
@@ -102,7 +102,7 @@ def parse(path: str, extra: bool) -> Iterator[tuple[Requirement, str, list[str]]
         )
     without_comments = re.sub(r"(?m)(^|[ \t])#.*$", "", Path(path).read_text(encoding="utf-8"))
     lines = [line.strip() for line in re.sub(r"\\\n", " ", without_comments).splitlines()]
-    problem = "" if any(lines) else "it names no package"
+    problem = "" if any(lines) else "it contains no package"
     for line in filter(None, lines):
         name, *hashes = re.split(r"\s(?=--hash[= ])", line)
         try:
@@ -113,13 +113,13 @@ def parse(path: str, extra: bool) -> Iterator[tuple[Requirement, str, list[str]]
         if pinned and hashes:
             yield need, str(Version(pinned[1])), [option.strip() for option in hashes]
         else:
-            lacks = "has no hash" if pinned else "is no NAME==VERSION"
+            lacks = "has no hash" if pinned else "is not NAME==VERSION"
             problem = problem or f"{name.strip():.60} {lacks}"
     if problem:
         options = f"--generate-hashes extra.in -o {path}"
         raise AnsibleFilterError(
-            f"{variable}: {path} is no lock file with hashes: {problem}. Write what you need into a"
-            f" file extra.in and lock it with one of `uv pip compile {options}`,"
+            f"{variable}: {path} is not a lock file with hashes: {problem}. List the packages in a"
+            f" file extra.in and lock them with `uv pip compile {options}` or"
             f" `pip-compile {options}`."
         )
 
@@ -132,9 +132,9 @@ def clashes(above: Iterable[dict[str, str]], below: Iterable[dict[str, str]]) ->
     for pin in above:
         name, version = pin["name"], pin["version"]
         if there.get(name, version) != version:
-            found.append(f"{name} {version} (there: {there[name]})")
+            found.append(f"{name} {version} (installed: {there[name]})")
         elif tensorflow and name in TENSORFLOWS and name not in there:
-            found.append(f"{name} {version} (there: {tensorflow})")
+            found.append(f"{name} {version} (installed: {tensorflow})")
     return found
 
 
@@ -172,7 +172,7 @@ def archive(files: dict[str, str]) -> str:
     content = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
     path, part = (Path(constants.DEFAULT_LOCAL_TMP, content + end) for end in (".tar", ".part"))
     with part.open("a") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)  # processes of other hosts pack the same at the same time
+        fcntl.flock(held, fcntl.LOCK_EX)  # processes of other hosts may pack the same files
         if not path.exists():
             with tarfile.open(part, "w") as packed:
                 for name, file in files.items():

@@ -66,9 +66,9 @@ def training_data_source(entry: dict[str, Any]) -> dict[str, Any]:
     sources = {name: src / name if src.is_dir() else src for name in known or [src.name]}
     for path in sources.values():
         if not path.is_file():
-            raise wrong(entry, f"{path} is not there: correct src, or copy the file there.")
+            raise wrong(entry, f"{path} does not exist: correct src, or copy the file there.")
     if not known and not entry["sha256"]:
-        raise wrong(entry, f"a file needs sha256: take it from where {src.name} is published.")
+        raise wrong(entry, f"a file needs sha256: use the one that is published with {src.name}.")
     return {
         **entry,
         "sources": {name: str(path) for name, path in sources.items()},
@@ -90,7 +90,7 @@ def published_hash(entry: dict[str, Any], path: Path, known: dict[str, str]) -> 
             entry,
             f"{path} has SHA-256 {', and unpacked '.join(hashes)}, expected"
             f" {', or unpacked '.join(known.values())}: it is not the published file of"
-            f" {entry['dataset']}. Get it again.",
+            f" {entry['dataset']}. Download it again.",
         )
     return hashes[0]
 
@@ -112,7 +112,7 @@ def list_folder(entry: dict[str, Any], folder: Path) -> dict[str, Any]:
             elif not path.is_dir() or Path(current).resolve().is_relative_to(path.resolve()):
                 raise wrong(entry, f"{path} is a broken or circular link, or a socket: remove it.")
     if entry["unpack"] or not found:
-        raise wrong(entry, f"{folder} is a folder: it must hold files, and goes without unpack.")
+        raise wrong(entry, f"{folder} is a folder: it must contain files, and cannot be unpacked.")
     return {
         "files": dict.fromkeys(found, ""),
         "size": sum(size for size, _ in found.values()),

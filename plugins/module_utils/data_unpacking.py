@@ -34,8 +34,8 @@ def unpack(archive: str, folder: str) -> None:
     except Exception as error:  # the libraries raise many kinds
         shutil.rmtree(folder)
         raise UnpackingError(
-            "%s cannot be unpacked: %s. Get another one, free space if it needs more, or have it as"
-            " it is with 'unpack: false'." % (name, error)
+            "%s cannot be unpacked: %s. Get an intact archive, free space if the disk is full, or"
+            " keep the archive packed with 'unpack: false'." % (name, error)
         ) from None
 
 
@@ -61,18 +61,18 @@ def unpack_tar(archive: str, folder: str) -> None:
                 write_file(packed.extractfile(member), path)
             else:
                 raise UnpackingError(
-                    "%s in the archive is neither file, folder nor link" % member.name
+                    "%s in the archive is not a file, folder or link" % member.name
                 )
     for path, member in links.items():
         inside(folder, member.name)
         if os.path.lexists(path):
             raise UnpackingError(
-                "%s in the archive is a link and something else, too" % member.name
+                "%s is in the archive as a link and as another member" % member.name
             )
         os.makedirs(os.path.dirname(path), exist_ok=True)
         os.symlink(member.linkname, path)
     for member in links.values():
-        inside(folder, member.name)  # now that it is clear where all of them lead
+        inside(folder, member.name)  # checked again, because links may combine
 
 
 def inside(folder: str, name: str) -> str:

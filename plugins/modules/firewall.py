@@ -11,16 +11,16 @@ DOCUMENTATION = r"""
 module: firewall
 short_description: Let only members of the cluster open connections to TensorFlow's ports
 description:
-  - Keeps a table of its own, C(inet train), in nftables. Nothing else of the host's rules is
-    changed or flushed.
-  - New rules hold for C(confirm_timeout) seconds. Then the host takes them back by itself, unless
-    they were confirmed with O(state=confirmed), which belongs into a task that runs over a new
-    connection. Only rules that were confirmed are kept in C(/etc/train-firewall/rules.nft).
-  - Warns where firewalld, ufw or another chain of the host refuses what this table lets in.
+  - Manages a separate nftables table, C(inet train). The host's other rules are not changed or
+    flushed.
+  - New rules are reverted by the host after C(confirm_timeout) seconds unless they were confirmed
+    with O(state=confirmed) in a task that runs over a new connection. Only confirmed rules are
+    stored in C(/etc/train-firewall/rules.nft).
+  - Warns if firewalld, ufw or another chain of the host blocks connections that this table accepts.
 options:
   state:
     description:
-      - V(present) loads the rules, if they differ, with a timer that takes them back.
+      - V(present) loads the rules, if they differ, with a timer that reverts them.
       - V(confirmed) stops the timer and keeps the rules.
       - V(absent) removes the table, the timer and C(/etc/train-firewall).
     type: str
@@ -44,11 +44,11 @@ options:
     elements: str
     default: []
   confirm_timeout:
-    description: Seconds after which rules that were not confirmed are taken back, 2 or more.
+    description: Seconds after which rules that were not confirmed are reverted, 2 or more.
     type: int
     default: 60
   token:
-    description: Names the rules that are confirmed; V(present) returns it.
+    description: Identifies the rules to confirm; returned with V(present).
     type: str
 attributes:
   check_mode:
@@ -60,7 +60,7 @@ author:
 """
 
 EXAMPLES = r"""
-- name: Keep strangers off port 12345
+- name: Let only members connect to port 12345
   tensorflow_ansible.cluster.firewall:
     members: [[192.0.2.11], [node-2.lab, 192.0.2.12]]
     ports: ["12345"]
@@ -79,13 +79,13 @@ EXAMPLES = r"""
 
 RETURN = r"""
 differences:
-  description: What differed, each in short.
+  description: Short descriptions of the differences.
   type: list
   elements: str
   returned: with O(state=present)
   sample: ["the table inet train is not loaded"]
 token:
-  description: What O(state=confirmed) takes; empty where no rules were loaded.
+  description: The O(token) for O(state=confirmed); empty if no rules were loaded.
   type: str
   returned: with O(state=present)
 """
@@ -146,7 +146,7 @@ def main() -> None:
     except rules.FirewallError as error:
         module.fail_json(msg=str(error))
     except OSError as error:
-        module.fail_json(msg="%s: run the role with become, on a disk with space" % error)
+        module.fail_json(msg="%s: run the role with become, and check the free disk space" % error)
 
 
 if __name__ == "__main__":

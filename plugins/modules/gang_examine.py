@@ -3,7 +3,7 @@
 
 DOCUMENTATION = r"""
 module: gang_examine
-short_description: Measure the paths between hosts and judge what was found
+short_description: Measure the paths between hosts and evaluate the results
 description:
   - >-
     Lets hosts measure the paths between them, and judges those measurements and the results of
@@ -40,7 +40,7 @@ author: The maintainers
 """
 
 EXAMPLES = r"""
-- name: Measure the paths between hosts and judge what was found
+- name: Measure the paths between hosts and evaluate the results
   tensorflow_ansible.cluster.gang_examine:
     addresses: '{{ addresses }}'
     parts:

@@ -43,7 +43,7 @@ attributes:
   check_mode:
     description: Whether it can run without changing anything.
     support: full
-    details: The manifest is written all the same, because nothing changes on hosts.
+    details: The manifest is written even in check mode, because nothing changes on hosts.
 author: The maintainers
 """
 
@@ -73,7 +73,7 @@ run_dir:
   returned: success
   type: str
 hosts:
-  description: The hosts that take part, chief first.
+  description: The hosts of the attempt, chief first.
   returned: success
   type: list
   elements: raw

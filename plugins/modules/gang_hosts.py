@@ -3,7 +3,7 @@
 
 DOCUMENTATION = r"""
 module: gang_hosts
-short_description: Choose the hosts that take part in an attempt
+short_description: Choose the hosts of an attempt
 description:
   - >-
     Chooses from the hosts that passed M(tensorflow_ansible.cluster.host_check), with spare hosts
@@ -18,7 +18,7 @@ options:
     type: int
     required: true
   min_workers:
-    description: The least number of workers to go on with; 0 for all.
+    description: The smallest number of workers to continue with; 0 for all.
     type: int
     required: true
   job:
@@ -43,7 +43,7 @@ author: The maintainers
 """
 
 EXAMPLES = r"""
-- name: Choose the hosts that take part in an attempt
+- name: Choose the hosts of an attempt
   tensorflow_ansible.cluster.gang_hosts:
     groups: '{{ train_job_groups }}'
     attempt: 1
@@ -64,7 +64,7 @@ groups:
   returned: success
   type: dict
 left_out:
-  description: Why other hosts are left out.
+  description: Why other hosts are excluded.
   returned: success
   type: dict
 """

@@ -40,7 +40,7 @@ attributes:
   check_mode:
     description: Whether it can run without changing anything.
     support: full
-    details: Logs are fetched all the same, because nothing changes on hosts.
+    details: Logs are fetched even in check mode, because nothing changes on hosts.
 author: The maintainers
 """
 

@@ -10,7 +10,7 @@ description:
     versions, and finds the hosts that lack them. A later attempt uses the job's lock.
 options:
   hosts:
-    description: The hosts that take part.
+    description: The hosts of the attempt.
     type: list
     elements: str
     required: true

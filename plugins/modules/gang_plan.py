@@ -57,7 +57,7 @@ options:
     type: float
     required: true
   checkpoint_copy:
-    description: Whether each rank keeps a copy of the checkpoints.
+    description: Whether a worker on another machine also keeps the chief's checkpoints.
     type: bool
     required: true
   checkpoint_dir:
@@ -133,7 +133,7 @@ run_dir:
   returned: success
   type: str
 hosts:
-  description: The hosts that take part, chief first.
+  description: The hosts of the attempt, chief first.
   returned: success
   type: list
   elements: raw

@@ -10,7 +10,7 @@ description:
     ranks must start together.
 options:
   hosts:
-    description: The hosts that take part.
+    description: The hosts of the attempt.
     type: list
     elements: str
     required: true

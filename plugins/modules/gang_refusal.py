@@ -5,7 +5,9 @@ DOCUMENTATION = r"""
 module: gang_refusal
 short_description: Decide what follows an attempt that could not start
 description:
-  - Another control node has started it, the job was stopped, hosts may return, or the job fails.
+  - >-
+    Decides whether to follow another control node that has started it, to wait for hosts to return,
+    or to end the job as stopped or failed.
 options:
   run_dir:
     description: The job's folder on the control node.
@@ -18,7 +20,7 @@ options:
   gang_steps:
     description: >-
       The variables in which results of the start's tasks for the gang are registered, in order.
-      The first that failed is the reason.
+      The first failure is the reason.
     type: list
     elements: str
     required: true
@@ -68,7 +70,7 @@ attempt:
   returned: success
   type: int
 min_workers:
-  description: The least number of workers to start it with; 0 for all.
+  description: The smallest number of workers to start it with; 0 for all.
   returned: success
   type: int
 result:

@@ -24,9 +24,8 @@ options:
     required: true
   before:
     description: >-
-      What the last of the actions M(tensorflow_ansible.cluster.gang_result),
-      M(tensorflow_ansible.cluster.gang_restart) and M(tensorflow_ansible.cluster.gang_refusal)
-      returned.
+      The result of the last of the actions M(tensorflow_ansible.cluster.gang_result),
+      M(tensorflow_ansible.cluster.gang_restart) and M(tensorflow_ansible.cluster.gang_refusal).
     type: dict
     required: true
   metrics_dir:
@@ -64,7 +63,7 @@ attempt:
   returned: success
   type: int
 min_workers:
-  description: The least number of workers to start it with; 0 for all.
+  description: The smallest number of workers to start it with; 0 for all.
   returned: success
   type: int
 result:

@@ -10,7 +10,7 @@ description:
     with the decision on a next attempt, and sends notifications.
 options:
   hosts:
-    description: The hosts that take part.
+    description: The hosts of the attempt.
     type: list
     elements: str
     required: true

@@ -6,14 +6,14 @@ module: gang_watch
 short_description: Follow the ranks of a gang until it has ended
 description:
   - >-
-    Asks all hosts over separate connections for logs, progress and state, shows progress, and
+    Polls all hosts over separate connections for logs, progress and state, shows progress, and
     stores logs and progress in the job's folder.
   - >-
     Ends when the gang has ended, or when there is evidence that it cannot continue. An error in
     it ends the watch but not the job.
 options:
   hosts:
-    description: The hosts that take part.
+    description: The hosts of the attempt.
     type: list
     elements: str
     required: true
@@ -56,11 +56,13 @@ options:
     type: float
     required: true
   start_wait_timeout:
-    description: Seconds for all ranks to begin to train together; 0 for no limit.
+    description: >-
+      Seconds that a rank with an open port waits for active ranks that have not opened theirs; 0
+      for no limit.
     type: float
     required: true
   non_training_exit_timeout:
-    description: Seconds for other ranks to end after the first has completed; 0 for no limit.
+    description: Seconds to wait for non-training tasks after the training has completed.
     type: float
     required: true
   grace:
@@ -72,7 +74,8 @@ options:
     type: float
     required: true
   disconnected_timeout:
-    description: Seconds that a rank may be disconnected from all others; 0 for no limit.
+    description: >-
+      Seconds without a connection to any host after which the watch ends; 0 for no limit.
     type: float
     required: true
   metrics_dir:

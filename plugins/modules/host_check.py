@@ -38,7 +38,7 @@ options:
     type: str
     required: true
   port:
-    description: The port of the rank. Without it, the rank listens on none.
+    description: The port of the rank. Omit it if the rank does not listen on a port.
     type: int
   min_free_mb:
     description: MiB that must be free in O(root).
@@ -62,7 +62,7 @@ options:
     type: float
     required: true
   foreign_gpu:
-    description: The reaction to a process of no job that uses a GPU of the rank.
+    description: The reaction to a process that belongs to no job and uses a GPU of the rank.
     type: str
     choices: [refuse, warn, ignore]
     required: true
@@ -103,7 +103,7 @@ ranks:
   type: list
   elements: raw
 warnings:
-  description: What is unusual, but does not prevent the start.
+  description: Warnings that do not prevent the start.
   returned: success
   type: list
   elements: raw

@@ -11,7 +11,8 @@ DOCUMENTATION = r"""
 module: host_program
 short_description: Run one of the launcher's programs on a host
 description:
-  - The transport of this collection's actions on hosts. Tasks use those, which check their options.
+  - Runs the programs of this collection's actions on hosts. In tasks, use the actions, which check
+    their options.
 options:
   call:
     description: The action whose program in C(train/host/calls.py) is run.

@@ -3,7 +3,7 @@
 
 DOCUMENTATION = r"""
 module: job_list
-short_description: Put together what hosts know about jobs
+short_description: Merge the job lists of all hosts
 description:
   - Merges the job lists of all hosts, newest job first.
 options:
@@ -24,7 +24,7 @@ author: The maintainers
 """
 
 EXAMPLES = r"""
-- name: Put together what hosts know about jobs
+- name: Merge the job lists of all hosts
   tensorflow_ansible.cluster.job_list:
     groups: '{{ train_job_groups }}'
     registered: listing
@@ -37,7 +37,7 @@ jobs:
   type: list
   elements: raw
 lines:
-  description: A line about each.
+  description: A line about each job.
   returned: success
   type: list
   elements: raw

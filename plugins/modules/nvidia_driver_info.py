@@ -11,9 +11,9 @@ DOCUMENTATION = r"""
 module: nvidia_driver_info
 short_description: Return the NVIDIA GPUs of a host and the state of their driver
 description:
-  - Reads the kernel's PCI listing, so it needs neither a driver nor C(lspci). GPUs that are handed
-    to virtual machines (C(vfio-pci)) and virtual functions are left out.
-  - Changes nothing, and needs no root rights.
+  - Reads the kernel's PCI listing, so it needs neither a driver nor C(lspci). GPUs that are passed
+    to virtual machines (C(vfio-pci)) and virtual functions are ignored.
+  - Changes nothing, and does not need root.
 options:
   pci_root:
     description: The kernel's listing of PCI devices.
@@ -51,16 +51,16 @@ topology:
   returned: if there is a GPU
 smi:
   description:
-    - Of nvidia-smi, whether it is C(installed), its C(error) with the loaded driver, null if there
-      is none, and C(persistence), whether persistence mode is on for all GPUs, null if not known.
+    - Whether nvidia-smi is C(installed); its C(error) with the loaded driver, null if there is
+      none; and C(persistence), whether persistence mode is on for all GPUs, null if unknown.
   type: dict
   returned: if there is a GPU
 host:
   description:
-    - C(module_version), the version of the driver's module on the disk for the running kernel, null
-      if there is none; whether the running kernel's C(headers) are there, C(nouveau) is loaded,
-      NVIDIA's C(uninstaller) of a .run file is there, dpkg was C(interrupted), C(secure_boot) is
-      on, the key that DKMS signs with is C(enrolled), and whether this is a C(container).
+    - C(module_version), the version of the driver's module on disk for the running kernel, null if
+      there is none. The other keys are booleans. The running kernel's C(headers) exist, C(nouveau)
+      is loaded, the C(uninstaller) of NVIDIA's .run file exists, dpkg was C(interrupted),
+      C(secure_boot) is on, DKMS's signing key is C(enrolled), and the host is a C(container).
   type: dict
   returned: if there is a GPU
 """

@@ -20,7 +20,7 @@ options:
     type: str
     required: true
   seconds:
-    description: How long it lasts, if it ends by itself.
+    description: Seconds that the fault lasts, if it ends by itself.
     type: float
     required: true
 attributes:

@@ -8,7 +8,7 @@ description:
   - >-
     Packs folders of the rank, or files of its working directory, and unpacks them in the job's
     folder on the control node.
-  - An error does not fail the task, because the results can be fetched again.
+  - Errors do not fail the task, because the results can be fetched again.
 options:
   rank_dir:
     description: The rank's folder on the host.
@@ -58,7 +58,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 error:
-  description: Why nothing was fetched; empty if it was or if there is nothing.
+  description: Why nothing was fetched; empty on success and if there is nothing to fetch.
   returned: success
   type: str
 """

@@ -42,7 +42,7 @@ options:
     type: str
     required: true
   force:
-    description: Whether to start a job that was stopped for good.
+    description: Whether to start a job that was stopped permanently.
     type: bool
     default: false
 attributes:
@@ -71,7 +71,7 @@ rank:
   returned: success
   type: dict
 warnings:
-  description: What is unusual, but does not prevent the start.
+  description: Warnings that do not prevent the start.
   returned: success
   type: list
   elements: raw

@@ -38,7 +38,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 started:
-  description: Whether the supervisor works.
+  description: Whether the supervisor is running.
   returned: success
   type: bool
 """

@@ -3,12 +3,12 @@
 
 DOCUMENTATION = r"""
 module: rank_stop
-short_description: End every process of a rank and prove it
+short_description: End every process of a rank and verify that
 description:
   - >-
     Sends SIGTERM, waits for a grace period, sends SIGKILL, and verifies that no process is left,
     that the port is free and that the GPUs' memory is released.
-  - Fails with the names of what is left.
+  - Fails with the names of the remaining processes.
 options:
   root:
     description: The folder on the host that contains C(jobs/).
@@ -51,7 +51,7 @@ author: The maintainers
 """
 
 EXAMPLES = r"""
-- name: End every process of a rank and prove it
+- name: End every process of a rank and verify that
   tensorflow_ansible.cluster.rank_stop:
     root: ~/train
     job: digits-1
@@ -62,7 +62,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 stop_report:
-  description: What was found, and what is left.
+  description: The processes that were found and those that remain.
   returned: success
   type: dict
 more:

@@ -3,7 +3,7 @@
 
 DOCUMENTATION = r"""
 module: rank_unstage
-short_description: Release what was taken for a rank that has not started
+short_description: Release the resources of a rank that has not started
 description:
   - >-
     Undoes M(tensorflow_ansible.cluster.rank_stage): releases port and GPUs, and removes the
@@ -50,7 +50,7 @@ author: The maintainers
 """
 
 EXAMPLES = r"""
-- name: Release what was taken for a rank that has not started
+- name: Release the resources of a rank that has not started
   tensorflow_ansible.cluster.rank_unstage:
     root: ~/train
     job: digits-1

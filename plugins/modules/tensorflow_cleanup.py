@@ -12,25 +12,25 @@ module: tensorflow_cleanup
 short_description: Remove TensorFlow environments that are not in use
 description:
   - Removes environments under C(ROOT/venvs) that are neither needed nor used.
-  - What a running process of the machine uses stays, and without O(everything) also what a link
-    needs, what was made or wanted within the last hour (another run may be about to link it), and
-    everything in a folder that other machines may use.
+  - Keeps environments that a running process of the machine uses. Without O(everything), it also
+    keeps environments that a link needs, those that were created or requested within the last hour
+    (another run may be about to link them), and everything in a folder that other machines may use.
 options:
   root:
     description: Folder of the environments and of the links. C(~) is expanded on the host.
     type: path
     required: true
   everything:
-    description: Whether all environments are removed, the links to them, and what was sent.
+    description: Whether to remove all environments, the links to them, and files that were sent.
     type: bool
     default: false
   needed:
-    description: Names of environments that stay; the first one is in use.
+    description: Names of environments to keep; the first one is in use.
     type: list
     elements: str
     default: []
   link:
-    description: Name of the link that was switched. What it points to is not needed for that alone.
+    description: Name of the link that was switched. It does not protect its target from removal.
     type: str
     default: ""
   previous:
@@ -38,7 +38,7 @@ options:
     type: str
     default: ""
   keep:
-    description: How many environments stay, the one in use included. 0 keeps all.
+    description: How many environments to keep, including the one in use. 0 keeps all.
     type: int
     default: 2
 attributes:
@@ -46,14 +46,14 @@ attributes:
     description: Reports what would be removed.
     support: full
   diff_mode:
-    description: Shows the paths that go.
+    description: Shows the paths that are removed.
     support: full
 author:
   - The project's authors
 """
 
 EXAMPLES = r"""
-- name: Remove the environments that were in use before the last one
+- name: Remove all but the current and the previous environment
   tensorflow_ansible.cluster.tensorflow_cleanup:
     root: ~/train
     link: venv
@@ -69,12 +69,13 @@ EXAMPLES = r"""
 RETURN = r"""
 removed:
   description: >-
-    What was removed (in check mode, would be): names of environments, and with O(everything) paths.
+    The removed environments (in check mode, those to remove), by name or, with O(everything), as
+    paths.
   type: list
   elements: str
   returned: success
 notes:
-  description: What stays that would go, and why, each in one sentence.
+  description: Environments that could not be removed, each in one sentence with the reason.
   type: list
   elements: str
   returned: success
@@ -142,7 +143,7 @@ def remove_old(params: Dict[str, Any], check_only: bool) -> Tuple[List[str], Lis
         names = sorted(set(found) - needed - with_bases(folder, spare[: keep - 1]))
         shared = shared_with(folder) if names else ""
         if shared:
-            return [], [f"{len(names)} old environments in {folder} stay: {shared}."]
+            return [], [f"{len(names)} old environments in {folder} were kept: {shared}."]
         return _remove(root, names, check_only)
 
 
@@ -174,7 +175,7 @@ def remove_all(root: str, check_only: bool) -> Tuple[List[str], List[str]]:
             shutil.rmtree(folder)
     others = set(os.listdir(root) if os.path.isdir(root) else []) - {"venvs"}
     others -= {os.path.basename(path) for path in gone}
-    notes += [f"{root} stays, with {', '.join(sorted(others))}."] if others else []
+    notes += [f"{root} was kept: it contains {', '.join(sorted(others))}."] if others else []
     return gone, notes
 
 
@@ -191,7 +192,7 @@ def _is_left(name: str) -> bool:
 def _remove(root: str, names: List[str], check_only: bool) -> Tuple[List[str], List[str]]:
     """Remove environments; return the removed names, and why others are kept."""
     used = in_use(root, names)
-    notes = [f"{name} stays: {used[name]} uses it." for name in sorted(used)]
+    notes = [f"{name} was kept: {used[name]} uses it." for name in sorted(used)]
     unused = [name for name in names if name not in used]
     if check_only:
         return unused, notes
@@ -242,7 +243,7 @@ def in_use(root: str, names: List[str]) -> Dict[str, str]:
         command = _read(os.path.join(process, "cmdline")) or b""
         loaded = _read(os.path.join(process, "maps"))
         text = b"\0".join((command, loaded or b"", _read(os.path.join(process, "cwd")) or b""))
-        # Of another user's process, only the command is visible.
+        # For another user's process, only the command is visible.
         hidden = loaded is None and any(place in command for place in places)
         for name in names:
             if hidden or name.encode() in text:
@@ -288,9 +289,7 @@ def main() -> None:
     except SetupError as error:
         module.fail_json(msg=str(error))
     except OSError as error:
-        module.fail_json(
-            msg=f"{error}. tensorflow_root is {params['root']}: this user must own it."
-        )
+        module.fail_json(msg=f"{error}. This user must own tensorflow_root ({params['root']}).")
     diff = {"before": "".join(f"{name}\n" for name in removed), "after": ""}
     module.exit_json(changed=bool(removed), removed=removed, notes=notes, diff=diff)
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 ---
 module: tensorflow_environment
-short_description: Make one environment from a lock file, and try it
+short_description: Create an environment from a lock file, and test it
 description:
-  - Has uv make an environment and install the packages of a lock file into it, imports them, and
-    then writes the environment's marker. An environment without a marker is made again.
-  - Only one environment of a folder is made at a time. A second call waits, and then has nothing to
-    do.
-  - Where the driver shows GPUs, counts those that TensorFlow sees. The caller judges the number.
+  - Creates an environment with uv, installs the packages of a lock file into it, imports them, and
+    then writes the environment's marker. An environment without a marker is created again.
+  - Creates only one environment of a folder at a time. A second call for the same environment
+    waits, and then has nothing to do.
+  - If the driver shows GPUs, counts those that TensorFlow sees. The caller decides whether they are
+    enough.
 options:
   path:
     description: Folder of the environment.
@@ -26,7 +27,7 @@ options:
     type: path
     required: true
   lock:
-    description: What the lock file locks, see the filter C(tensorflow_locks).
+    description: The contents of the lock file, see the filter C(tensorflow_locks).
     type: dict
     required: true
     options:
@@ -52,11 +53,11 @@ options:
         elements: str
         required: true
   base:
-    description: Environment whose packages this one finds, after its own. Empty for TensorFlow's.
+    description: Environment whose packages this one also finds. Empty for TensorFlow's own.
     type: path
     default: ""
   python:
-    description: The interpreter that the environment is made from.
+    description: The interpreter from which the environment is created.
     type: path
     required: true
   python_version:
@@ -69,25 +70,25 @@ options:
     required: true
   driver:
     description: >-
-      The driver's C(version) and its number of C(gpus). Left out, no GPUs are counted.
+      The driver's C(version) and its number of C(gpus). If omitted, no GPUs are counted.
     type: dict
   require_gpus:
-    description: Whether an environment in which TensorFlow saw fewer GPUs is tried again.
+    description: Whether to test an environment again in which TensorFlow saw fewer GPUs.
     type: bool
     default: true
   wheelhouse:
-    description: Folder with wheels on the host, used in place of an index. Empty for an index.
+    description: Folder with wheels on the host, used instead of an index. Empty for an index.
     type: path
     default: ""
   index_url:
     description: >-
-      Package index, given to uv by its environment. Empty for the one that the host's user has set,
-      for uv or for pip.
+      Package index, passed to uv in its environment. Empty for the one that the host's user has
+      configured for uv or pip.
     type: str
     default: ""
 attributes:
   check_mode:
-    description: Reports whether the environment would be made or tried, and changes nothing.
+    description: Reports whether the environment would be created or tested, and changes nothing.
     support: full
   diff_mode:
     description: Shows a new environment.
@@ -97,7 +98,7 @@ author:
 """
 
 EXAMPLES = r"""
-- name: Make the environment from wheels on the host
+- name: Create the environment from wheels on the host
   tensorflow_ansible.cluster.tensorflow_environment:
     path: /home/ada/train/venvs/tensorflow-2.21.0-cpu-py3.11-0123456789ab
     requirements: /home/ada/cpu.txt
@@ -111,12 +112,13 @@ EXAMPLES = r"""
 RETURN = r"""
 marker:
   description: >-
-    The environment's marker. In TensorFlow's, C(trial) shows what was tried, C(gpus) how many GPUs
-    TensorFlow saw, or null, and C(missing_libraries) whether it could not load some of CUDA's.
+    The environment's marker. For TensorFlow's environment, it contains the conditions of the test
+    (C(trial)), the number of GPUs that TensorFlow saw or null (C(gpus)), and whether CUDA libraries
+    could not be loaded (C(missing_libraries)).
   type: dict
   returned: success
 errors:
-  description: The last lines about GPUs that TensorFlow wrote, if it was tried.
+  description: The last lines about GPUs that TensorFlow printed, if it was tested.
   type: list
   elements: str
   returned: success
@@ -149,26 +151,26 @@ IMPORT_LIMIT_S = 900.0
 CAUSES = [
     (
         ("Hash mismatch",),
-        "{source} has another file than the one that is locked. Use an unchanged source"
-        " (tensorflow_index_url, tensorflow_wheelhouse; playbooks/wheelhouse.yml fixes the folder"
+        "{source} has a file that differs from the locked one. Use an unchanged source"
+        " (tensorflow_index_url, tensorflow_wheelhouse; playbooks/wheelhouse.yml repairs the folder"
         " tensorflow_wheelhouse_source)",
     ),
     (
         ("invalid peer certificate", "certificate verify"),
         "this host does not trust the certificate of the package index. Add its authority to the"
-        " host's certificates, or name the file with it (SSL_CERT_FILE in the environment, cert in"
-        " pip.conf)",
+        " host's certificates, or set the file that contains it (SSL_CERT_FILE in the environment,"
+        " cert in pip.conf)",
     ),
     (
         ("Failed to fetch", "error sending request", "dns error", "tcp connect error", "timed out"),
         "this host cannot reach the package index. Set tensorflow_index_url to one that it can"
         " reach, or tensorflow_wheelhouse_source to a folder with the wheels on the control node"
-        " (playbooks/wheelhouse.yml makes it)",
+        " (playbooks/wheelhouse.yml creates it)",
     ),
     (
         ("No solution found",),
-        "{source} has no fitting wheel for Python {python} on {system}. Put it"
-        " there, or use another source (tensorflow_index_url, tensorflow_wheelhouse)",
+        "{source} has no compatible wheel for Python {python} on {system}. Add it, or use another"
+        " source (tensorflow_index_url, tensorflow_wheelhouse)",
     ),
     (("No space left",), "the filesystem of {folder} is full. Free space, and run again"),
 ]
@@ -233,9 +235,9 @@ class Environment:
         done = self._uv([*command, self.path], index_settings.without_uv())
         if done.returncode:
             raise SetupError(
-                f"{self.params['python']} cannot make a virtual environment in {self.path}"
-                f" ({ending(done.returncode)}). Fix what the last lines name, or set"
-                f" tensorflow_python to another.\n{tail(done.stderr)}"
+                f"{self.params['python']} cannot create a virtual environment in {self.path}"
+                f" ({ending(done.returncode)}). Fix the error below, or set tensorflow_python to"
+                f" another interpreter.\n{tail(done.stderr)}"
             )
         # Wheels are unpacked next to the packages, not in /tmp, which is small on many hosts. Those
         # of scripts are kept for the next script; TensorFlow's would only take up space.
@@ -297,9 +299,9 @@ class Environment:
     def _cause(self, done: subprocess.CompletedProcess[bytes]) -> str:
         """Return why uv could not install, and the remedy."""
         errors = done.stderr.decode(errors="replace")
-        killed = "it was killed, perhaps because memory was short. Run again"
+        killed = "it was killed, perhaps because the host ran out of memory. Run again"
         causes = [text for signs, text in CAUSES if any(sign in errors for sign in signs)]
-        causes.append(killed if done.returncode < 0 else "see its last lines")
+        causes.append(killed if done.returncode < 0 else "see its output below")
         wheelhouse = self.params["wheelhouse"]
         return causes[0].format(
             source=f"the folder {wheelhouse}" if wheelhouse else "the package index",
@@ -317,7 +319,7 @@ class Environment:
         except OSError as error:
             raise SetupError(
                 f"uv does not run on this host ({error}); {uv} was sent from the control node. Set"
-                " tensorflow_uv to uv's program for Linux on x86_64, from its releases or PyPI."
+                " tensorflow_uv to the uv program for Linux on x86_64, from its releases or PyPI."
             ) from None
 
     def accept(self) -> List[str]:
@@ -367,7 +369,7 @@ class Environment:
                 " the load and the disk of this host, and run again."
             ) from None
         if done.returncode:
-            cause = "Fix what the last lines name"
+            cause = "Fix the error below"
             if done.returncode == -signal.SIGILL:
                 cause = "Use another host: this processor lacks instructions, such as AVX"
             raise SetupError(
@@ -377,8 +379,8 @@ class Environment:
         answer: Dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         if answer["version"] != lock["version"]:
             raise SetupError(
-                f"The new environment's {lock['imports'][0]} has the version {answer['version']},"
-                f" the lock {lock['path']} has {lock['version']}. No link was changed. Lock again."
+                f"The new environment has {lock['imports'][0]} {answer['version']}, but the lock"
+                f" {lock['path']} has {lock['version']}. No link was changed. Lock again."
             )
         return answer["gpus"], done.stderr
 

@@ -11,7 +11,7 @@ DOCUMENTATION = r"""
 module: tensorflow_host
 short_description: Describe a host and its TensorFlow environments
 description:
-  - Reports facts alone and changes nothing. The role tensorflow judges them.
+  - Reports facts, which the role tensorflow evaluates. Nothing is changed.
 options:
   root:
     description: Folder of the environments and of the links. C(~) is expanded on the host.
@@ -62,12 +62,12 @@ folder:
   returned: success
 environments:
   description: >-
-    The environments under C(ROOT/venvs), by name: the marker of a finished one, and an empty
-    dictionary for one that is unfinished or whose Python is gone.
+    The environments under C(ROOT/venvs), by name. Each value is the environment's marker, or an
+    empty dictionary if the environment is unfinished or its Python no longer exists.
   type: dict
   returned: success
 links:
-  description: The links under O(root) to environments, by name the name of the environment.
+  description: The links under O(root) to environments. Names of links, with names of environments.
   type: dict
   returned: success
 link_is_taken:
@@ -76,9 +76,9 @@ link_is_taken:
   returned: success
 python:
   description: >-
-    The host's Python: C(program), as found for O(python), or empty; C(path) of the interpreter
-    without symbolic links and its C(version), both empty if it is not a complete Python 3; then
-    C(returncode) and the last lines of C(errors) show why.
+    The host's Python. C(program) is the path that was found for O(python), or empty. C(path) is the
+    interpreter without symbolic links, and C(version) its version. Both are empty if it is not a
+    complete Python 3; C(returncode) and the last lines of C(errors) then show why.
   type: dict
   returned: success
 nvidia:
@@ -100,7 +100,7 @@ cuda_visible_devices:
   type: str
   returned: success
 programs:
-  description: The programs that the role has sent, as paths under C(ROOT/venvs/.bin).
+  description: Programs that the role has sent, as paths under C(ROOT/venvs/.bin).
   type: list
   elements: str
   returned: success

@@ -9,31 +9,32 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 ---
 module: training_data
-short_description: Verify training data on a host and put them in place
+short_description: Verify training data on a host and put it in place
 description:
-  - Other modules copy or download the files to C(ROOT/.training_data/NAME/tree); this one verifies
-    them, unpacks an archive without a way out of its folder, and puts them in place by a rename.
-  - Files that others put into the folder stay.
+  - Other modules copy or download the files to C(ROOT/.training_data/NAME/tree). This module
+    verifies them, unpacks an archive without following paths out of its folder, and puts the data
+    in place by renaming the folder.
+  - Files in the folder that the role did not place are kept.
 options:
   root:
     description: Folder of all data on the host.
     type: path
     required: true
   entries:
-    description: What the role's filters return for C(training_data).
+    description: The entries that the role's filters return for C(training_data).
     type: list
     elements: dict
     default: []
   state:
     description:
-      - V(checked) returns which data are missing and changes nothing.
-      - V(placed) verifies the files of the entries and puts those in place that were copied.
-      - V(absent) removes all that was ever placed below O(root), and nothing else.
+      - V(checked) returns the names of missing data and changes nothing.
+      - V(placed) verifies the files of the entries and puts copied files in place.
+      - V(absent) removes all files that were ever placed below O(root), and no others.
     type: str
     choices: [checked, placed, absent]
     default: checked
   verify:
-    description: Whether data that are there are read and compared with their hashes.
+    description: Whether to read existing data and compare it with its hashes.
     type: bool
     default: false
 attributes:
@@ -46,7 +47,7 @@ author:
 """
 
 EXAMPLES = r"""
-- name: Check which data are there
+- name: Check which data is missing
   tensorflow_ansible.cluster.training_data:
     root: ~/train/data
     entries: "{{ __training_data_entries }}"
@@ -58,15 +59,15 @@ root:
   type: str
   returned: O(state) is V(checked) or V(absent)
 missing:
-  description: Names of the data that are not there as they should be, each with the reason.
+  description: Names of missing or wrong data, each with the reason.
   type: dict
   returned: O(state) is V(checked)
 paths:
-  description: Where each of the data lies on the host, by name.
+  description: The path of the data on the host, by name.
   type: dict
   returned: O(state) is V(checked)
 left:
-  description: Folders that have files of others, which were not removed.
+  description: Folders with other files, which were not removed.
   type: list
   elements: str
   returned: O(state) is V(absent)
@@ -155,7 +156,7 @@ class PlacedData:
         if self.identity is None:
             return "was not placed yet"
         if self.identity != self.entry["identity"]:
-            return "other data are there"
+            return "differs from the entry"
         for path, (*noted, sha256) in self.noted.items():
             full = self.target / path
             if not os.path.lexists(full):
@@ -163,7 +164,7 @@ class PlacedData:
             if signature(full) != noted:
                 return f"{full} was changed"
             if verify and sha256 and sha256_of(full) != sha256:
-                return f"{full} has another content than SHA-256 {sha256}"
+                return f"{full} does not have the SHA-256 {sha256}"
         return ""
 
     def place(self) -> bool:
@@ -206,7 +207,7 @@ class PlacedData:
         for path, sha256 in wanted.items():
             if found[path] != sha256:
                 raise UnpackingError(
-                    f"Of {self.name}, {path} has SHA-256 {found[path]}, expected {sha256}: get it"
+                    f"{self.name}: {path} has SHA-256 {found[path]}, expected {sha256}. Download it"
                     " again, or correct sha256 in training_data."
                 )
 
@@ -277,7 +278,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    # Long lists of files are of no interest.
+    # The long lists of files are not shown.
     shown = {key: value for key, value in module.params.items() if key != "entries"}
     try:
         result = run(module.params, module.check_mode)

@@ -1,7 +1,7 @@
 """Makes the package ``train`` of this collection importable, wherever the collection is.
 
-Ansible imports plugins without the collection's folder on sys.path. Plugins import this module
-before ``train``. Only the callback setup_output cannot.
+Ansible imports plugins without the collection's folder on sys.path, so plugins import this module
+before ``train``. The callback setup_output cannot do so.
 """
 
 from __future__ import annotations

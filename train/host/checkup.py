@@ -55,7 +55,7 @@ _SIOCGIFADDR = 0x8915
 _PACKAGES = ("tensorflow", "tensorflow_cpu", "keras", "tf_keras", "numpy", "protobuf", "grpcio")
 _IMPORT = """
 import json, os, time, timeit
-# Threads that wait for each other have no speed of their own where others have the cores.
+# A thread that waits for others says nothing about the processor's speed: use one.
 os.environ.update(OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
 began = time.monotonic()
 import numpy, tensorflow as tf

@@ -136,7 +136,7 @@ class _Position(TypedDict):
 
 
 class Cursor(_Position, total=False):
-    """What has been fetched from a rank: its phase, and the number of bytes of each file."""
+    """How much has been fetched from a rank: its phase, and the number of bytes of each file."""
 
     answer: int  # maximum bytes of all files in the next answer
 

@@ -1,4 +1,4 @@
-"""What is learned: the data, network and objective that the options select."""
+"""The learning task: the data, network and objective that the options select."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ CLOSED = re.compile(r"(counter .* )?(drop|reject)( .*)?|-A INPUT -j (DROP|REJECT
 
 
 class Other(NamedTuple):
-    """A firewall that blocks by default: what it allows, and the command that allows more."""
+    """A firewall that blocks by default: its openings, and the command that adds one."""
 
     name: str
     openings: List[Opening]
@@ -52,8 +52,8 @@ def warnings_of(nft: str, networks: List[Network], ports: List[Range]) -> Iterat
         named = other.name, ", ".join(show_ports(ports)), ", ".join(refused)
         if refused:
             yield (
-                "%s closes the ports %s of this host to %s, and the role's rules cannot open them:"
-                " ranks will not connect. Let the members in there, permanently: " % named
+                "%s closes the ports %s of this host to %s, and the role's rules cannot open them."
+                " Ranks cannot connect. Allow the members permanently: " % named
             ) + other.command % other.separator.join(refused)
 
 
@@ -147,7 +147,7 @@ def ufw_openings() -> Optional[List[Opening]]:
 def legacy_rules(program: str) -> List[str]:
     """Return the rules of iptables-legacy, which are not part of nftables."""
     legacy = shutil.which(program + "-legacy", path=SEARCH_PATH)
-    # It would load the tables that it is asked to list.
+    # Listing a table would load it.
     used = read("/proc/net/%s_names" % program.replace("tables", "_tables")).split()
     if not legacy or "filter" not in used:
         return []

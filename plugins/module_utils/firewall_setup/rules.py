@@ -17,7 +17,7 @@ RULES_TEXT = """\
 #
 # Ansible managed: role firewall
 #
-# In one transaction, the table is replaced by this one.
+# The table is replaced by this one in one transaction.
 table inet {table}
 delete table inet {table}
 table inet {table} {{
@@ -27,10 +27,10 @@ table inet {table} {{
 \t\tiifname "lo" accept
 \t\tip saddr @members4 accept
 \t\tip6 saddr @members6 accept
-\t\t# Packets that open a connection; what is open stays open, and nothing is tracked.
+\t\t# Only packets that open a connection. Open connections stay open and are not tracked.
 \t\ttcp dport @ports tcp flags & (fin | syn | rst | ack) == syn counter reject with tcp reset
-\t\t# This hook sees IPv6 fragments before they are joined, and TCP ports may be in a later one.
-\t\t# All but UDP, ESP, ICMPv6 and SCTP can join to TCP. (IPv4 fragments have been joined.)
+\t\t# This hook sees IPv6 fragments before they are joined; TCP ports may be in a later one.
+\t\t# All but UDP, ESP, ICMPv6 and SCTP may belong to TCP. (IPv4 fragments are joined already.)
 \t\tfrag nexthdr != {{ 17, 50, 58, 132 }} counter drop
 \t}}
 }}
@@ -124,7 +124,7 @@ def find_networks(members: List[List[str]], sources: List[str]) -> List[Network]
     """
     single = [[source] for source in sources]
     names = sorted({str(name) for group in members + single for name in group})
-    # All at once: a name server that is slow, or down, is so for every name.
+    # In parallel, because a name server that is slow or down delays every name.
     with concurrent.futures.ThreadPoolExecutor(max_workers=16) as pool:
         found = dict(pool.map(lambda name: (name, resolve(name)), names))
     for groups, remedy in (

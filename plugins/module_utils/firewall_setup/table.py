@@ -33,8 +33,8 @@ def compare(nft: str, rules: str) -> Tuple[List[str], List[Dict[str, str]]]:
     """
     if not os.path.isdir("/run/systemd/system"):
         raise FirewallError(
-            "no systemd runs on this host: the role firewall needs it to load the rules when the"
-            " host starts, and to take back rules that lock Ansible out"
+            "systemd is not running on this host: the role firewall needs it to load the rules at"
+            " boot, and to revert rules that lock Ansible out"
         )
     differences, diff = [], []
     if not nft:
@@ -86,9 +86,9 @@ def confirm(nft: str, token: str, timeout: int) -> None:
     pending = read(PENDING)
     if not pending or hashlib.sha256(pending.encode()).hexdigest() != token:
         raise FirewallError(
-            "the new rules were taken back after %d s, because Ansible did not confirm them in"
-            " time; the former ones hold. Another host of the play may have been slow: set a"
-            " larger firewall_confirm_timeout" % timeout
+            "the new rules were reverted after %d s because Ansible did not confirm them in"
+            " time; the previous rules are in force. Another host of the play may have been slow:"
+            " set a larger firewall_confirm_timeout" % timeout
         )
     # While it is empty, the next run loads the rules again.
     write(LISTED, "")
@@ -128,8 +128,8 @@ def list_table(nft: str) -> str:
     done = run(nft, "--stateless", "list", "table", "inet", TABLE, check=False)
     if done.returncode and "No such file or directory" not in done.stderr:
         raise FirewallError(
-            "nft cannot list its tables: %s. The host's kernel must have nf_tables, and a container"
-            " the capability NET_ADMIN; or leave the role firewall out." % done.stderr.strip()
+            "nft cannot list its tables: %s. The kernel must have nf_tables, and a container needs"
+            " the capability NET_ADMIN. Otherwise, skip the role firewall." % done.stderr.strip()
         )
     return done.stdout
 

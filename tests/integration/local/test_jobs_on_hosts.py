@@ -87,7 +87,7 @@ def test_the_playbooks_do_nothing_without_a_limit_or_a_job(local_lab: Labs) -> N
     state = (there / "state.json").read_text()
     for name, said in (
         ("clean.yml", "nothing selected for removal"),
-        ("stop.yml", "There is no job to stop: set train_job_id"),
+        ("stop.yml", "No job given: set train_job_id"),
     ):
         done = lab.playbook(name)
         assert done.returncode == 2

@@ -91,8 +91,8 @@ def test_a_wrong_clock_is_named(bed: Testbed) -> None:
     assert done.shown.count(REFUSED["name"]) == 1, done.shown
     for part in (
         "The clock of this host is 5.0",
-        f"s behind its source {server}, clock_sync_max_skew allows 0.5 s",
-        "this host may not set its clock (no CAP_SYS_TIME): set that of its machine",
+        f"s behind its source {server}, but clock_sync_max_skew allows only 0.5 s",
+        "this host may not set its clock (no CAP_SYS_TIME): set the clock of its machine",
     ):
         assert part in done.shown
 
@@ -117,7 +117,7 @@ def test_clocks_without_a_source_are_compared(bed: Testbed) -> None:
     for part in (
         "Warning: chrony got no answer from 192.0.2.1 within 15 s.",
         " s, which is enough to train. Clocks drift:",
-        "name NTP servers in clock_sync_servers, or let the hosts follow one of them",
+        "list NTP servers in clock_sync_servers, or let the hosts follow one of them",
     ):
         assert part in done.shown, done.output
 
@@ -152,7 +152,10 @@ def test_the_other_roles_run_on_a_host_without_chrony_and_with_a_wrong_clock(bed
         done = ansible_playbook("setup.yml", inventory, given)
     assert done.returncode == 2
     shown = " ".join(done.stdout.split())
-    assert "s ahead of that of host-0, clock_sync_max_skew allows 0.5 s, and chrony could" in shown
+    assert (
+        "s ahead of that of host-0, but clock_sync_max_skew allows only 0.5 s, and chrony could"
+        in shown
+    )
     assert "Ready: host-0. Not ready, see above: host-1. When all are ready:" in shown
     assert on_each(bed, "ls /home/train/.ssh/train-cluster/config") == [
         "/home/train/.ssh/train-cluster/config\n",
@@ -166,11 +169,11 @@ def test_wrong_variables_are_refused(bed: Testbed) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         (
             {"clock_sync_source": "host-7"},
-            "names host-7, which the inventory does not have: name one of host-0",
+            "is host-7, which is not in the inventory: choose one of host-0",
         ),
         (
             {"clock_sync_addresses": {}},
-            "Nobody may ask host-0 for the time: name who may in clock_sync_allow",
+            "No host may query the clock of host-0: list the permitted clients in clock_sync_allow",
         ),
         (
             {"clock_sync_allow": ["node-3.invalid", "192.0.2.0/24"]},

@@ -112,9 +112,9 @@ def test_rules_that_are_not_confirmed_are_taken_back(bed: Testbed) -> None:
     done = run_tasks(bed, [{"block": [lock_out], "rescue": [REFUSED]}, late])
     assert tables(bed) == before
     first, _, second = done.shown.partition(REFUSED["name"])
-    assert first.count("The new rules were taken back after 5 s") >= 2, done.shown
-    assert "Take the port of SSH out of" in first
-    assert second.count("the new rules were taken back") >= 2, done.shown
+    assert first.count("The new rules were reverted after 5 s") >= 2, done.shown
+    assert "Remove the SSH port from" in first
+    assert second.count("the new rules were reverted") >= 2, done.shown
     assert [row["failed"] for row in done.counts.values()] == [1, 1]
 
 
@@ -135,7 +135,7 @@ OWN = (
 
 def remedies(shown: str) -> dict[str, str]:
     """Return the commands of the warnings, by the firewall's name."""
-    pattern = r"WARNING\]: (.+?) closes the ports 12345 of .* in there, permanently: (.*)"
+    pattern = r"WARNING\]: (.+?) closes the ports 12345 of .* Allow the members permanently: (.*)"
     return dict(re.findall(pattern, shown))
 
 

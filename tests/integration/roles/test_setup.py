@@ -176,9 +176,19 @@ def check_what_is_refused(bed: Testbed) -> None:
 @pytest.mark.parametrize(
     ("playbook", "given", "options", "message"),
     [
-        ("setup.yml", {"setup_roles": ["tensorfow"]}, [], "names tensorfow: the roles are train"),
+        (
+            "setup.yml",
+            {"setup_roles": ["tensorfow"]},
+            [],
+            "unknown roles (tensorfow): choose from train",
+        ),
         # Two inventory hosts of one machine.
-        ("setup.yml", {}, ["--limit", "localhost-1"], "give those to --limit, of localhost-0"),
+        (
+            "setup.yml",
+            {},
+            ["--limit", "localhost-1"],
+            "pass the first inventory host of each machine to --limit, from localhost-0",
+        ),
         ("teardown.yml", {}, [], "Set the roles to revert"),
     ],
 )

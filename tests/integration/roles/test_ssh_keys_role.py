@@ -114,7 +114,9 @@ def test_ssh_reads_the_configuration_as_it_is_meant(cluster: Cluster) -> None:
     known = ask("10.0.0.2")
     assert (known["hostname"], known["port"]) == ("10.0.0.2", "22")
     assert (known["stricthostkeychecking"], known["identitiesonly"]) == ("true", "yes")
-    assert ask("admin@b")["identitiesonly"] == "no", "another user logs in with keys of their own"
+    assert ask("admin@b")["identitiesonly"] == "no", (
+        "logins as another user use that user's own keys"
+    )
     assert ask("elsewhere")["user"] == "other"
 
 
@@ -132,7 +134,9 @@ def test_what_was_damaged_is_fixed_and_the_rest_is_left(cluster: Cluster) -> Non
 def test_keys_change_in_two_steps_and_wait_for_who_is_missing(cluster: Cluster) -> None:
     old = [cluster.public_key("a"), cluster.public_key("b")]
     done = cluster.run("--limit", "a", ssh_keys_rekey=True)
-    assert "new keys of a are not in use yet, the old ones still are: b has to know" in done.shown
+    assert (
+        "keys of a are not in use yet, and the old keys still are, because b does not" in done.shown
+    )
     assert [cluster.public_key("a"), cluster.public_key("b")] == old
     new = cluster.public_key("a", "id_ed25519.next")
     assert cluster.admitted("a") == [old[0], new, old[1]], "b is still known"
@@ -152,7 +156,7 @@ def test_what_cannot_be_done_is_refused(cluster: Cluster) -> None:
     cases = [
         ({"ssh_keys_name": ".."}, "ssh_keys_name is ..: use lower-case letters"),
         ({"ssh_keys_user": "nobody-here"}, "There is no user nobody-here on a: create it first"),
-        ({"ssh_keys_host_keys": "/nowhere/*.pub"}, "is sshd set up (sudo ssh-keygen -A)?"),
+        ({"ssh_keys_host_keys": "/nowhere/*.pub"}, "set up sshd (sudo ssh-keygen -A)"),
     ]
     assert_refused(cluster.run_tasks, "ssh_keys", cases)
 

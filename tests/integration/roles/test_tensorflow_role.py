@@ -235,10 +235,10 @@ def test_what_is_not_good_is_not_linked(params: Params, call: Call, tmp_path: Pa
     first = call(params)
     for number, (body, message) in enumerate(
         [
-            ("tampered", "has another file than the one that is locked"),
-            ("missing", f"has no fitting wheel for Python {HERE}"),
+            ("tampered", "has a file that differs from the locked one"),
+            ("missing", f"has no compatible wheel for Python {HERE}"),
             ("import no_such_module\n", "No module named 'no_such_module'"),
-            ("__version__ = '0.9'\n", "tensorflow has the version 0.9, the lock"),
+            ("__version__ = '0.9'\n", "has tensorflow 0.9, but the lock"),
             ("import os, signal; os.kill(os.getpid(), signal.SIGILL)\n", "such as AVX"),
         ]
     ):
@@ -284,8 +284,8 @@ def test_what_will_not_do_is_refused(
             {"tensorflow_root": str(tmp_path / "file")},
             "must be a folder that this user may write to",
         ),
-        ({}, "1000 MB free, 1900 MB are needed. Free 900 MB"),
-        ({"tensorflow_wheelhouse": ""}, "1000 MB free, 2400 MB are needed. Free 1400 MB"),
+        ({}, "1000 MB free, but 1900 MB are needed. Free 900 MB"),
+        ({"tensorflow_wheelhouse": ""}, "1000 MB free, but 2400 MB are needed. Free 1400 MB"),
     ]:
         result = call({**params, **wrong})
         assert result["failed"]
@@ -421,7 +421,7 @@ def test_fewer_is_an_error_or_a_warning_and_costs_no_second_download(
     for part in (
         "TensorFlow 1.0 sees 0 of the 4 GPUs that the driver 470.82.01 shows",
         "470.82.01 is older than 525.60.13: install a newer one (role nvidia_driver)",
-        "TensorFlow does not find its CUDA libraries: make the lock with",
+        "TensorFlow does not find its CUDA libraries: create the lock with",
         "W0000 gpu_device.cc:1] Cannot dlopen some GPU libraries.",
         "No link was changed.",
     ):
@@ -435,7 +435,7 @@ def test_fewer_is_an_error_or_a_warning_and_costs_no_second_download(
     has_gpus(host, 4, "560.1", seen=1)
     message = call(gpu_params)["msg"]
     assert "sees 1 of the 4 GPUs" in message
-    assert "It stays in use." in message
+    assert "The environment stays in use." in message
 
     calls = host / "calls"
     before = calls.read_text()
@@ -458,7 +458,7 @@ def test_causes(gpu_params: Params, call: Call, host: Path, monkeypatch: Patch) 
     has_gpus(host, 2, seen=0)
     (host / "proc" / "version").write_text(OPEN)
     assert tensorflow_host.driver() == {"version": "525.60.13", "gpus": 2}
-    assert "shows: see nvidia-smi and the last lines" in call(lenient)["messages"][-1]
+    assert "shows: check nvidia-smi and the last lines" in call(lenient)["messages"][-1]
     monkeypatch.undo()
     for name, folder in (("PROC", "proc"), ("DEV", "dev")):
         monkeypatch.setattr(tensorflow_host, name, str(host / folder))
@@ -562,7 +562,7 @@ def test_what_a_process_uses_stays(root: Path, tmp_path: Path) -> None:
         process.communicate()
     assert removed == []
     for name, process, note in zip(names[:3], processes, notes, strict=True):
-        assert f"{name} stays: process {process.pid} (python" in note
+        assert f"{name} was kept: process {process.pid} (python" in note
     assert old(root, names[3], before="", keep=1) == (names[:3], [])
 
 
@@ -587,7 +587,7 @@ def test_a_shared_folder_and_one_that_cannot_be_removed(root: Path, monkeypatch:
     one, two = (faked(root, f"{number}.0", number) for number in (1, 2))
     with monkeypatch.context() as patched:
         patched.setattr(cleanup, "shared_with", lambda _: "others may use them")
-        stay = f"1 old environments in {root}/venvs stay: others may use them."
+        stay = f"1 old environments in {root}/venvs were kept: others may use them."
         assert old(root, two, before="", keep=1) == ([], [stay])
 
     def fail(path: str) -> None:
@@ -613,12 +613,12 @@ def test_everything_goes_on_request_but_what_runs(root: Path) -> None:
     gone, notes = checked
     assert gone == [f"{root}/{path}" for path in ("paper", "venvs/.sent-host", f"venvs/{one}")]
     assert notes == [
-        f"{two} stays: process {process.pid} (python) uses it.",
-        f"{root} stays, with jobs, venv.",
+        f"{two} was kept: process {process.pid} (python) uses it.",
+        f"{root} was kept: it contains jobs, venv.",
     ]
     process.communicate()
     (root / "venvs/my-own").rmdir()
-    jobs = [f"{root} stays, with jobs."]
+    jobs = [f"{root} was kept: it contains jobs."]
     rest = [f"{root}/venv", f"{root}/venvs/{two}"]
     assert cleanup.remove_all(str(root), check_only=False) == (rest, jobs)
     assert cleanup.remove_all(str(root), check_only=False) == ([], jobs)
@@ -692,20 +692,20 @@ def test_what_is_refused_before_anything_is_done(play: Run, tmp_path: Path) -> N
         ({"tensorflow_variant": "tpu"}, "value of tensorflow_variant must be one of"),
         ({"tensorflow_variant": "gpu"}, "tensorflow_variant is gpu, but the lock is"),
         ({"tensorflow_requirements": "my.txt"}, "/my.txt on the control node (a relative path"),
-        ({"tensorflow_root": "train"}, "tensorflow_root is 'train': write an absolute path"),
-        ({"tensorflow_keep": -1}, "tensorflow_keep is -1: write how many environments stay"),
-        ({"tensorflow_python_supported": ["3.10"]}, "supported is ['3.10']: write the oldest and"),
+        ({"tensorflow_root": "train"}, "tensorflow_root is 'train': use an absolute path"),
+        ({"tensorflow_keep": -1}, "tensorflow_keep is -1: set the number of environments to keep"),
+        ({"tensorflow_python_supported": ["3.10"]}, "supported is ['3.10']: set the oldest and"),
         (both, "tensorflow_wheelhouse and tensorflow_wheelhouse_source are both set"),
-        ({"tensorflow_wheelhouse_source": "wheels"}, "is 'wheels': write an absolute path"),
+        ({"tensorflow_wheelhouse_source": "wheels"}, "is 'wheels': use an absolute path"),
         (without, f"{wheels} on the control node has no wheel for Python"),
         (without, "of frobnicate 1.5. Fill it with playbooks/wheelhouse.yml"),
-        (clashing, "tensorflow-cpu 0.9 (there: 1.0). Lock it within"),
+        (clashing, "tensorflow-cpu 0.9 (installed: 1.0). Lock the packages within"),
         (none, "tensorflow_extra_requirements: there is no lock file"),
     ]
     for name in ("jobs", "venvs", "a/b", "..", "-x", ""):
-        cases.append(({"tensorflow_environment": name}, f"is '{name}': take a name"))
+        cases.append(({"tensorflow_environment": name}, f"is '{name}': use letters, digits"))
     for url in ("pypi.s3cret/simple", "https:s3cret"):
-        cases.append(({"tensorflow_index_url": url}, "index_url is no address of a package index"))
+        cases.append(({"tensorflow_index_url": url}, "index_url is not the address of"))
     done = play(hosts=[wrong for wrong, _ in cases])
     assert {row["failed"] for row in done.counts.values()} == {1}, done.shown
     for number, (_, message) in enumerate(cases):
@@ -783,5 +783,5 @@ def test_what_the_control_node_sends_is_installed_and_removed(play: Run, tmp_pat
     (link.parent / "jobs").mkdir()
     done = play(entry="remove")
     assert (done.code, done.changed) == (0, 1), done.shown
-    assert "root stays, with jobs." in done.shown
+    assert "root was kept: it contains jobs." in done.shown
     assert [path.name for path in link.parent.iterdir()] == ["jobs"]

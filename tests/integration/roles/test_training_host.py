@@ -51,7 +51,7 @@ def test_a_host_without_python_whose_container_has_low_limits(bed: Testbed) -> N
     shown = shell(bed, "awk '/^Max open files/ {print $5}' /proc/1/limits").strip()
     done = run(bed, training_host_nofile=10**9, training_host_memlock="").checked()
     assert shell(bed, "su - train -c 'python3 -c \"import venv; print(1)\"'") == "1\n"
-    assert f"the limit nofile of train stays at {shown} in place of 1000000000" in done.shown
+    assert f"the limit nofile of train is {shown}, not 1000000000" in done.shown
     assert "start it with --ulimit nofile=NUMBER" in done.shown
     expected = [f"train {kind} nofile {shown}" for kind in ("soft", "hard")]
     assert shell(bed, f"grep -v '^#' {LIMITS}").splitlines() == expected
@@ -110,14 +110,18 @@ def test_another_user_and_a_share_that_nobody_serves(bed: Testbed) -> None:
 
 def test_wrong_variables_are_refused(bed: Testbed) -> None:
     wrong: list[tuple[str, Any, str]] = [
-        ("user", "Some one", "_user is 'Some one': write a name of lower-case letters"),
+        ("user", "Some one", "_user is 'Some one': use lower-case letters"),
         ("authorized_keys", ["no key"], "_authorized_keys: no key is not a public key"),
-        ("nofile", 5, "_nofile is 5: write at least 1024"),
-        ("memlock", "lots", "_memlock is lots: write unlimited or a number of MB"),
-        ("shm_size_mb", -1, "_shm_size_mb is -1: write a number of MB"),
-        ("nfs", [{"src": "nas", "path": "/mnt/x"}], "_nfs: src is nas; write SERVER:/EXPORT"),
-        ("nfs", [{**DATA, "path": "/mnt/x/"}], "_nfs: path is /mnt/x/; write an absolute path"),
-        ("folders", [{"path": "train"}], "_folders: path is train; begin it with / or ~"),
+        ("nofile", 5, "_nofile is 5: set at least 1024"),
+        ("memlock", "lots", "_memlock is lots: set unlimited or a number of MB"),
+        ("shm_size_mb", -1, "_shm_size_mb is -1: set a number of MB"),
+        ("nfs", [{"src": "nas", "path": "/mnt/x"}], "_nfs: src is nas; use SERVER:/EXPORT"),
+        ("nfs", [{**DATA, "path": "/mnt/x/"}], "_nfs: path is /mnt/x/; use an absolute path"),
+        (
+            "folders",
+            [{"path": "train"}],
+            "_folders: path is train; use a path that begins with / or ~",
+        ),
     ]
     cases = [({f"{ROLE}_{name}": value}, ROLE + words) for name, value, words in wrong]
     assert_refused(partial(run_tasks, bed), ROLE, cases)
@@ -161,7 +165,7 @@ def test_shares_and_shared_memory_come_and_go(bed: Testbed) -> None:
     busy = run_tasks(bed, [other, role_task(ROLE, training_host_nfs=[DATA])])
     assert busy.code == 2
     assert "nas:/new /mnt/data" in mounted(bed), busy.shown
-    assert "End what uses it (`sudo fuser -vm /mnt/more` shows it" in busy.shown
+    assert "End the processes that use it (list them with `sudo fuser -vm /mnt/more`" in busy.shown
     assert "/mnt/more" in "".join(fstab(bed))
     # Without the shares, and with shared memory that cannot grow.
     shell(bed, "systemctl stop busy; ln -s /bin/false /usr/local/bin/mount")

@@ -101,12 +101,12 @@ def test_what_was_written_last_counts(hosts: Hosts) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"ansible_host": "10.0.0.2"}, "a and b have one address, 10.0.0.2 port 22"),
+        ({"ansible_host": "10.0.0.2"}, "a and b have the same address, 10.0.0.2 port 22"),
         ({"ssh_keys_from": "10.0.0.1"}, "a: ssh_keys_from: .* use a list"),
         ({"ssh_keys_from": ['10.0.0.1" x']}, "a: ssh_keys_from: .* use a list"),
-        ({"ssh_keys_address": "*"}, "ssh can use no host"),
-        ({"ssh_keys_address": "x\nProxyCommand y"}, "ssh can use no host"),
-        ({"ssh_keys_address": "localhost"}, "a: .* is another machine on each host"),
+        ({"ssh_keys_address": "*"}, "ssh cannot use the host name"),
+        ({"ssh_keys_address": "x\nProxyCommand y"}, "ssh cannot use the host name"),
+        ({"ssh_keys_address": "localhost"}, "a: .* means a different machine on each host"),
     ],
 )
 def test_a_wrong_inventory_is_refused(hosts: Hosts, changes: dict[str, Any], message: str) -> None:
@@ -132,7 +132,7 @@ def test_a_host_that_is_no_member_is_named(hosts: Hosts) -> None:
     ],
 )
 def test_what_a_host_reports_is_checked(changes: dict[str, Any]) -> None:
-    with pytest.raises(AnsibleFilterError, match=r"no user or key|no public host key"):
+    with pytest.raises(AnsibleFilterError, match=r"cannot use this user or key|no public host key"):
         a_report("a", **changes)
 
 
@@ -146,7 +146,7 @@ def test_a_host_cannot_let_itself_in_from_anywhere(hosts: Hosts) -> None:
     hosts["b"]["ssh_keys_from"] = ["10.9.0.0/16", "2001:db8::2"]
     assert records(hosts)[1]["sources"] == ["10.9.0.0/16", "192.0.2.66", "2001:db8::2"]
     hosts["c"]["ansible_host"] = "c.lab"
-    with pytest.raises(AnsibleFilterError, match=r"c: .* set ssh_keys_from"):
+    with pytest.raises(AnsibleFilterError, match="c has no known address: set ssh_keys_from"):
         records(hosts)
 
 

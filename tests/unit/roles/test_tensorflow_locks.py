@@ -33,10 +33,10 @@ def test_conditions_and_clashes_are_judged_for_the_hosts_python(tmp_path: Path) 
         f"numpy==2.5.0{HASH}typing-extensions==4.15.0{HASH}six==1.17.0{HASH}tensorflow==2.21.0{HASH}"
         f"tensorflow-cpu==2.21.0{HASH}mac==2 ; sys_platform == 'darwin'{HASH}"
     )
-    versions = ["typing-extensions 4.15.0 (there: 4.16.0)"]
-    versions.append("tensorflow 2.21.0 (there: tensorflow-cpu)")
+    versions = ["typing-extensions 4.15.0 (installed: 4.16.0)"]
+    versions.append("tensorflow 2.21.0 (installed: tensorflow-cpu)")
     for python, numpy in (("3.11", "2.4.6"), ("3.12", "2.5.0"), ("3.12.4", "2.5.0")):
-        clash = ["numpy 2.5.0 (there: 2.4.6)"] if numpy == "2.4.6" else []
+        clash = ["numpy 2.5.0 (installed: 2.4.6)"] if numpy == "2.4.6" else []
         below = pins(tmp_path, LOWER, python)
         assert [pin["name"] for pin in below] == ["tensorflow-cpu", "numpy", "typing-extensions"]
         assert below[1]["line"] == f"numpy=={numpy} --hash=sha256:{64 * '0'}"
@@ -49,11 +49,11 @@ def test_conditions_and_clashes_are_judged_for_the_hosts_python(tmp_path: Path) 
         (False, f"keras==3.0{HASH}", "locks no TensorFlow"),
         (False, f"tensorflow==1{HASH}tensorflow_cpu==1{HASH}", "locks tensorflow and tensorflow-"),
         (True, "six==1.17.0\n", "six==1.17.0 has no hash"),
-        (True, f"six==1{HASH}# from a tool\nsix>=1\n", "six>=1 is no NAME==VERSION"),
-        (True, "six==1.*\n", "is no NAME==VERSION"),
-        (True, "-r other.txt\n", "-r other.txt is no NAME==VERSION"),
-        (True, "six @ https://example.org/six.whl\n", "is no NAME==VERSION"),
-        (True, "# nothing\n", "names no package"),
+        (True, f"six==1{HASH}# from a tool\nsix>=1\n", "six>=1 is not NAME==VERSION"),
+        (True, "six==1.*\n", "is not NAME==VERSION"),
+        (True, "-r other.txt\n", "-r other.txt is not NAME==VERSION"),
+        (True, "six @ https://example.org/six.whl\n", "is not NAME==VERSION"),
+        (True, "# nothing\n", "contains no package"),
     ],
 )
 def test_files_that_are_no_locks(tmp_path: Path, extra: bool, text: str, message: str) -> None:
@@ -70,7 +70,7 @@ def test_one_tensorflow_in_both_variants(tmp_path: Path) -> None:
     assert cpu["imports"] == ["tensorflow", "tf_keras", "tensorboard"] == gpu["imports"]
     other = tmp_path / "other.txt"
     other.write_text(f"tensorflow==1.0{HASH}")
-    with pytest.raises(AnsibleFilterError, match=r"and 1\.0 .*: ranks of one job need one version"):
+    with pytest.raises(AnsibleFilterError, match=r"and 1\.0 .*: all ranks of a job need the same"):
         locks.locks([paths[0], str(other)])
 
 

@@ -146,7 +146,7 @@ def test_a_known_data_set(play: Play) -> None:
 
     (play.place / "images.gz").unlink()
     packed.unlink()
-    assert "images.gz is not there" in play.act(dataset="tiny")
+    assert "images.gz does not exist" in play.act(dataset="tiny")
 
 
 def test_hashes_are_compared(play: Play) -> None:
@@ -223,7 +223,7 @@ def write_tar(path: Path, members: list[tuple[str, str]]) -> None:
 
 UP = ("a/b/up", "../..")
 OUTSIDE = "points outside"
-TWICE = "is a link and something else"
+TWICE = "as a link and as another member"
 
 
 @pytest.mark.parametrize(
