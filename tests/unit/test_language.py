@@ -29,7 +29,8 @@ EXCLUDED = (
     "docs/schemas/",
     "docs/variables.md",
     "playbooks/collections/",
-    "tests/",
+    "tests/data/",
+    "tests/unit/test_language.py",
 )
 KINDS = ("*.md", "*.py", "*.yml", "*.cfg", "*.toml", "*.j2", "*.in", "Makefile")
 

@@ -1,4 +1,4 @@
-"""What ansible-playbook's users type and write: tags, variables, callbacks, plays of their own."""
+"""Input of ansible-playbook's users: tags, variables, callbacks and their own plays."""
 
 from __future__ import annotations
 

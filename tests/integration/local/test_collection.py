@@ -136,7 +136,7 @@ def test_a_foreign_playbook_lists_the_role_by_its_full_name(
 
 def test_it_is_installed_from_a_git_url(tmp_path: Path) -> None:
     if not (REPOSITORY / ".git").exists():
-        pytest.skip("this is no clone")
+        pytest.skip("this is not a clone")
     galaxy(tmp_path, "install", "--no-deps", "-p", str(tmp_path), f"git+file://{REPOSITORY}")
     folder = tmp_path / "ansible_collections/tensorflow_ansible/cluster"
     assert (folder / "playbooks/train.yml").exists()

@@ -17,7 +17,7 @@ from train.host import processes, rank_environment
 
 pytestmark = pytest.mark.tensorflow
 
-#: What is said where other tests have jobs on this machine; they are waited for.
+#: The message if other tests have jobs on this machine, and how long to wait for them, in seconds.
 BESIDE, PATIENCE = "collectives skipped because of running jobs", 300.0
 
 

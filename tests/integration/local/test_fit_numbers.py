@@ -1,4 +1,4 @@
-"""What is shown and kept of an unmodified ``fit`` on several workers agrees with Keras' values."""
+"""Displayed and stored numbers of an unmodified ``fit`` on several workers agree with Keras."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def ports(lab: Lab) -> list[int]:
 
 
 def test_a_job_is_refused_or_waits_for_another_one(lab: Lab, tmp_path: Path) -> None:
-    """The jobs are of two users, with the same ports and with folders of their own."""
+    """Two users run jobs with the same ports, each with their own folders."""
     folder = tmp_path / "ben"
     variables = {**lab.variables, "train_job_root": str(folder / "hosts")}
     ben = Lab(lab.inventory, folder / "runs", variables)

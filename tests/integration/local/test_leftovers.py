@@ -87,7 +87,7 @@ class Machine:
 
     @property
     def left(self) -> dict[str, list[str]]:
-        """What is left, by way."""
+        """Return the leftovers, by the way in which the job ended."""
         beats = {way: rank.beats for way, rank in self.ranks.items()}
         marked = bare_ranks.marked()
         left = {way: marked[rank.mark] for way, rank in self.ranks.items()}

@@ -102,7 +102,7 @@ def test_a_job_runs_and_its_results_come_home(
         assert not path.is_file() or b"hunter2" not in path.read_bytes(), path
     assert job_processes(tmp_path) == []
 
-    # What is done with the job later knows where it is.
+    # Later commands find the job's folders.
     for name in [name for name in lab.variables if name.endswith(("_root", "_dir"))]:
         del lab.variables[name]
     stopped = train(*lab.words("stop", "first", *vault))

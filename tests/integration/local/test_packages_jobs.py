@@ -114,7 +114,7 @@ def test_an_installation_that_is_killed_is_made_again(lab: Lab, script: Path) ->
         time.sleep(0.01)
     started.process.send_signal(signal.SIGKILL)
     started.process.wait()
-    # What is set for TensorFlow's own environment is not for that of the packages.
+    # Settings of TensorFlow's own environment do not apply to that of the packages.
     given = {"tensorflow_environment": "mine", "tensorflow_wheelhouse": "/nowhere"}
     ended = lab.run("--script", str(script), "--requirements", "--job", "next", **given)
     assert ended.code == 0, ended.error

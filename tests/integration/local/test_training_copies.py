@@ -63,7 +63,7 @@ def test_the_loss_of_the_chiefs_folder_is_survived(
     chief, copy = tmp_path / "0/checkpoints", tmp_path / "1/checkpoints"
     shutil.copytree(whole[1].folder / "checkpoints", copy)
     (copy / "ckpt-88.npz").unlink()
-    # The host that comes in its place was away: it has an old one, and one that is no file.
+    # The host that replaces it was away: it has an old checkpoint, and one that is not a file.
     chief.mkdir(parents=True)
     shutil.copy(copy / "ckpt-70.npz", chief)
     (chief / "ckpt-900.npz").mkdir()

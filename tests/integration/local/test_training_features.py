@@ -162,7 +162,7 @@ RESNET = (
     "--export=none",
 )
 ALL_RECORDS = "worker.ProgressWriter.due = lambda self, phase: True"
-#: One BatchNorm in place of 19: what is checked is the same, and it is traced sooner.
+#: One BatchNorm instead of 19 tests the same and is traced sooner.
 SMALL = patched(f"""
 import tensorflow as tf
 from training import models
@@ -251,7 +251,7 @@ def test_parts_of_a_batch_change_batch_norm_as_replicas_do(
         for rank in ranks.values()
     )
     assert len(of_parts) == 2
-    # Four changes a step in place of one would move them by more than half.
+    # Four changes per step instead of one would move them by more than half.
     assert of_parts == pytest.approx(of_replicas, rel=0.02, abs=1e-3)
 
 

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.tensorflow
 
 #: An epoch of the digits has 11 steps.
 PER_EPOCH = 11
-#: Where the network is no matter: it is traced soonest.
+#: For tests in which the network does not matter: it is traced soonest.
 LINEAR = "--model=linear"
 
 EARLY = (
@@ -102,7 +102,7 @@ def test_patience_that_comes_and_goes_leaves_weights_that_were_kept(
     runs = [["--epochs=1", *patient], ["--epochs=2"], ["--epochs=3", *patient], ["--epochs=3"]]
     said = [run_gang(start, tmp_path, LINEAR, *run, workers=1)[0].said() for run in runs]
     left = [re.findall(r"keeping the best weights, those of step (\d+)", text) for text in said]
-    # What was best before the second run is forgotten: its weights are nowhere.
+    # The best result before the second run is discarded, because its weights no longer exist.
     assert left == [["11"], [], ["33"], []]
     assert call(tf_python, largest_weight, tmp_path / "0/model/model.keras") > 0
 

@@ -357,7 +357,7 @@ def test_own_arrays_datasets_and_splits() -> None:
     few = (x[:1], y[:1])
     made = partial(arrays.from_arrays, "own.py")
     pair = made((x, y), few)
-    # What is opened, what it is, and the last example of the training: features and label.
+    # The source, its kind, and the last training example: features and label.
     cases = [
         (pair, ([4, 1], [3], 3), [9, 10, 11], 2),
         (made((x, pairs), (x, pairs)), ([4, 4], [3], None), [9, 10, 11], [0.5, 0.5]),

@@ -31,7 +31,7 @@ OLD_PYTHON = """#!/bin/sh
 echo '{"version": "3.9.2", "implementation": "cpython", "bits": 64, "free_threaded": false,' \\
   '"has_venv": true, "glibc": "glibc 2.31"}'
 """
-#: What was changed on a host since the file /before was; the login itself leaves traces, too.
+#: Lists the changes on a host since the file /before, except the traces of the login itself.
 CHANGED = (
     "find / -xdev -newer /before ! -path '/proc/*' ! -path '/sys/*' ! -path '/var/log/*'"
     " ! -path '/run*' ! -path '/tmp*' ! -path '/home/train/.ansible*' -print; ls -A /small /noexec"
@@ -105,7 +105,7 @@ def check_hosts_that_are_ruled_out(bed: Testbed, path: Path) -> None:
     inventory = bed.write_inventory({"worker": bed.hosts}, path=path)
     (path / "host_vars").mkdir()
     faults: list[dict[str, Any]] = [
-        # Where nothing is to be installed that needs it, it is no fault.
+        # This is allowed if no role that needs it is installed.
         {"setup_roles": ["training_host"], "training_host_packages": {}},
         {"tensorflow_root": "/noexec/train"},
         {"tensorflow_root": "/small/train"},
@@ -162,7 +162,7 @@ def check_what_is_refused(bed: Testbed) -> None:
         ("Permission denied", "-o", "HostName=127.0.0.1", "-o", "HostKeyAlias=host-0", "host-0"),
     ):
         assert message in ssh(bed, one, *words)
-    # A key that was stolen, on a host that is no member.
+    # A key that was stolen, on a host that is not a member.
     assert bed.stranger
     key = bed.exec(one, "cat", ".ssh/train-cluster/id_ed25519").stdout
     bed.exec(bed.stranger, "sh", "-c", "umask 077; cat > .ssh/id_ed25519", stdin=key)

@@ -748,7 +748,7 @@ def test_a_folder_of_wheels_on_the_control_node(play: Run, index: str, tmp_path:
     filled = play("-vvv", **fill, tensorflow_index_url=index)
     assert filled.code == 0, filled.shown
     assert "s3cret" not in refused.shown + filled.shown
-    # What is there and whole needs no index; what is damaged is downloaded again.
+    # Intact wheels need no index; damaged ones are downloaded again.
     assert play(**fill, tensorflow_index_url=UNREACHABLE).changed == 0
     good = wheel.read_bytes()
     wheel.write_bytes(b"x" * len(good))

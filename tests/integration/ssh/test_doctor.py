@@ -320,7 +320,7 @@ def test_the_slow_one_of_two_interfaces(bed: Testbed, lab: Lab) -> None:
 
 
 def test_beside_a_job(bed: Testbed, lab: Lab) -> None:
-    """Its port is left alone, and is no finding."""
+    """Its port is ignored and not reported."""
     given = {"train_job_python": "/usr/bin/python3", "train_job_max_restarts": 0}
     command = lab.start(
         "--job", "night", "--script", str(PLAIN), arguments=["--steps", "9000"], **given

@@ -39,7 +39,7 @@ Cause = Callable[[Testbed, Host, str], AbstractContextManager[None]]
 
 @dataclass(frozen=True)
 class Fault:
-    """What is done to a rank of the job "soak", or to its host, until the job is started again.
+    """A fault of a rank of the job "soak", or to its host, until the job is started again.
 
     Attributes:
         cause: the key of causes.CAUSES that is to be reported, a regular expression.

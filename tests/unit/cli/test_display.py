@@ -138,7 +138,7 @@ def show(display: PlainDisplay, ranks: int, step: int, failed: str = "", slow: s
         seen = {**RANK, "t": float(step), "task": task, "host": f"gpu-{index}.lab.example.org"}
         seen["progress"] = progress
         if task == failed:
-            seen |= {"phase": "failed", "reason": "was killed by signal 9\nof somebody"}
+            seen |= {"phase": "failed", "reason": "was killed by signal 9\nof another user"}
         elif failed and index == 0:  # a failed rank's reason matters more
             seen |= {"phase": "stopped", "reason": f"was stopped because {failed} failed"}
         display.event(Event("rank", "night-1", task, seen))
@@ -183,7 +183,7 @@ def test_the_table_fits_the_terminal(
         assert named == [f"worker-{index}" for index in range(ranks)]
     row = rows[named.index(failed)]
     assert re.search(r"gpu-\d+[. ].*failed .*300/3300 .*0\.006395 .*30404 ex/s", row)
-    assert sum("was killed by signal 9 of somebody" in line for line in lines) == 1
+    assert sum("was killed by signal 9 of another user" in line for line in lines) == 1
     assert ("lab.example.org" in row) == (width == 200)
 
 

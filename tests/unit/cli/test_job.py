@@ -278,14 +278,14 @@ def test_a_playbook_that_was_killed_between_two_attempts_is_followed_by_another(
 def test_attached_three_times_then_left(
     follow: Follow, folder: Path, lost: dict[str, LoginFailure]
 ) -> None:
-    # A gang may continue without a lost host, which is no reason for what was killed.
+    # A gang may continue without a lost host, but that does not explain a killed playbook.
     job, fake = follow(killed(lost), *[playbooks.PlaybookOutcome(code=-9)] * 3)
     pump(job, 6)
     assert [name for name, _ in fake.begun] == ["train.yml", *["attach.yml"] * 3]
     assert job.result is not None
     assert job.result.state == "unwatched"
     assert "left running: attach again with `" in job.result.message
-    assert fake.run == [], "what broke here is no reason to end the job"
+    assert fake.run == [], "a failure here does not end the job"
 
 
 def test_variables_of_the_start_hold_for_status_and_stop(follow: Follow, tmp_path: Path) -> None:

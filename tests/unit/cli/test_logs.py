@@ -1,4 +1,4 @@
-"""What is shown of logs: progress bars, control characters, bytes that are no text, colours."""
+"""How logs are shown: progress bars, control characters, bytes that are not text, colours."""
 
 from __future__ import annotations
 

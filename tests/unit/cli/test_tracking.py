@@ -1,4 +1,4 @@
-"""What is logged to MLflow of events that are made up, and what goes wrong there."""
+"""Logging of made-up events to MLflow, and its errors."""
 
 from __future__ import annotations
 

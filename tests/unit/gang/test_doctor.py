@@ -205,7 +205,7 @@ def test_names() -> None:
     found["addresses"]["host-1"] = "one"
     for host, there in (("host-0", ["192.0.2.2"]), ("host-1", ["127.0.1.1"]), ("host-2", [])):
         found["checkups"][host]["resolved"]["one"] = there
-    # What follows from it is not said.
+    # Its consequences are not reported.
     found["links"]["host-2"]["host-1"] = {"out": "unresolvable"}
     assert bad(found) == [
         ("fail", "unresolved", "host-2 -> host-1"),

@@ -36,7 +36,7 @@ from train.host import rank_files, records
 CASES = settings(
     max_examples=int(os.environ.get("HOSTILE_CASES", "125")),
     deadline=None,
-    derandomize=True,  # the same ones each time: a failure is no chance
+    derandomize=True,  # the same examples each time, so failures can be reproduced
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 OSC = "\x1b]52;c;ZXZpbA==\x07"

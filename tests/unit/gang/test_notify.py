@@ -1,4 +1,4 @@
-"""What is reported of a job, to a real command and a real HTTP server."""
+"""Notifications about a job, to a real command and a real HTTP server."""
 
 from __future__ import annotations
 

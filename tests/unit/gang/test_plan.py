@@ -1,4 +1,4 @@
-"""What is settled on the control node before a gang starts."""
+"""The plan that the control node makes before a gang starts."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ NO_SPARE = {**GROUPS, "spare": []}
         (GROUPS, "b", {}, "a c s"),
         (GROUPS, "bs", {}, "a c t"),  # a spare that is away itself
         (NO_SPARE, "a", {"least": 2}, "b c"),  # the others move up
-        # Those that take part already keep their order: the chief before stays the chief.
+        # Hosts of the previous attempt keep their order: the chief before stays the chief.
         (GROUPS, "", {"earlier": ["b", "c", "s"]}, "b c a"),
         (GROUPS, "a", {"earlier": ["b", "c", "s"]}, "b c s"),
         (GROUPS, "a", {"earlier": ["b", "c", "t"]}, "b c t"),

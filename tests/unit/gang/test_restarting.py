@@ -1,4 +1,4 @@
-"""What follows a failed attempt: how long the next one is waited for, and what becomes of one that
+"""After a failed attempt: how long to wait for the next one, and how one ends that
 is refused.
 """
 

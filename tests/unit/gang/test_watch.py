@@ -504,7 +504,7 @@ def test_a_host_away_is_lost_if_confirmed(gang: Make, evidence: dict[str, Any], 
 
 
 def three(*answers: set[tuple[str, str]]) -> dict[str, Any]:
-    """What has three hosts answer which paths are broken; each asks once for each answer."""
+    """Make three hosts report which paths are broken; each asks once for each answer."""
     tasks = [f"worker-{index}" for index in range(3)]
     asked: dict[str, int] = defaultdict(int)
 

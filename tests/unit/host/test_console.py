@@ -45,7 +45,7 @@ def parse(*pieces: bytes | str) -> list[Record]:
 def places(records: list[Record]) -> list[str]:
     """Return where the run stands in each record, such as ``t2:15``: training, epoch 2, step 15.
 
-    Evaluating (``e``) and predicting (``p``) have their batch in place of the step.
+    Evaluating (``e``) and predicting (``p``) have their batch instead of the step.
     """
     found = []
     for record in records:
@@ -169,7 +169,7 @@ def test_bytes_that_are_no_text_do_no_harm(name: str) -> None:
     ("line", "loss", "metrics"),
     [
         ("ETA: 0s - loss: 1.2500e-042026-01-31 12:00:00.1: W tensorflow", 1.25e-4, None),
-        # What follows other output is not Keras' own.
+        # Numbers after other output are not from Keras.
         ("ETA: 0s - loss: -0.69312026 - b: 0.5000 - x: inf", -0.6931, None),
         ("ETA: 0sWARNING - loss: 0.5000", None, None),
         (
@@ -284,7 +284,7 @@ LOADED = f"{URL}\r       0/11490434 ━━━ 0s 0s/step\b\b\b\r11490434/1149043
         # Training whose first bars have no metrics.
         (NO_METRICS, "p:1 t1:2"),
         (EPOCH + NO_METRICS, "t1: t1:1 t1:2"),
-        # A download is no progress.
+        # A download is not progress.
         (LOADED, ""),
         (LOADED + fit(2, 10), "t1: t1:10 t2:10 t2:20"),
         (URL + fit(2, 10), "t1: t1:10 t2:10 t2:20"),

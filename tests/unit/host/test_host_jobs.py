@@ -127,7 +127,7 @@ def test_a_job_is_removed_with_all_it_holds(tmp_path: Path) -> None:
     lay_out(root, "other", "worker-0", host="a")
     (rank_dir / "data").symlink_to(outside)
     (root / "jobs/old/code.tar.gz").write_bytes(b"x")
-    # Of a rank whose folder somebody put elsewhere, the link goes.
+    # If the user moved a rank's folder elsewhere, only the link is removed.
     elsewhere = lay_out(tmp_path / "elsewhere", "old", "worker-2", host="c")
     (root / "jobs/old/worker-2").symlink_to(elsewhere)
     assert remove(root, "old", dry=True) == {**NOTHING, "removed": ["old"]}

@@ -1,4 +1,4 @@
-"""What is read of a host's processors: from trees like /proc and /sys, and from this host."""
+"""The processors of a host, read from trees like /proc and /sys, and from this host."""
 
 from __future__ import annotations
 

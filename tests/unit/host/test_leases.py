@@ -232,7 +232,7 @@ def test_a_lost_file_is_written_again_by_those_that_run(folder: Path, supervisor
         first.renews()
         assert jobs(folder) == ["a", "a"]
     assert "is in use by worker-0 of job a" in supervisor().confirms(folder, holder("b", 2.0))
-    # It keeps running whoever takes its lease in between.
+    # It keeps running even if another job takes its lease in between.
     remove()
     leases.take(str(folder), PORT, holder("b", 2.0))
     first.renews()
@@ -787,7 +787,7 @@ def test_all_machines_are_taken_at_once(machines: Machines) -> None:
 
 @pytest.mark.parametrize("at_once", [False, True])
 def test_jobs_run_one_after_another(machines: Machines, at_once: bool) -> None:
-    """In the order in which they were made, whoever comes first; or at once, to free machines."""
+    """In the order of their creation, whichever asks first; or at once, on free machines."""
     if not at_once:
         machines.waiting("running", 0.0).take(0)
     order, held = [], {}

@@ -53,7 +53,7 @@ def test_processes_without_a_job(machine: Machine, monkeypatch: pytest.MonkeyPat
         held: list[leases.Entry] = [{"resource": resource} for resource in ("port/12345", *leased)]
         return [process["pid"] for process, _ in preflight.foreign_processes(found, held)]
 
-    # What is listed for the GPU as a whole may be on the instance that is leased.
+    # A process listed for the whole GPU may run on the leased instance.
     assert pids(f"gpu/{UUIDS[0]}/{MIG[0]}") == [4712]
     assert pids(f"gpu/{UUIDS[0]}") == []
     assert pids() == [4711, 4712, 4713]

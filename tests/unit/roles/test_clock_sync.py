@@ -35,7 +35,7 @@ def test_hosts_without_a_source_are_those_where_chrony_follows_none_or_is_missin
 def test_a_clock_is_bounded_by_the_question_and_the_next_one() -> None:
     times = ["100.0 105.05", "100.4 105.41", "100.5 105.52"]
     assert clock_sync.bounds_of(times) == pytest.approx((4.91, 5.01))
-    # Text that is no reading is passed over; one reading bounds nothing.
+    # Text that is not a reading is ignored; a single reading sets no bounds.
     assert clock_sync.bounds_of(["", "Welcome!", "100.0 105.0"]) is None
 
 

@@ -247,7 +247,7 @@ TWICE = "as a link and as another member"
 )
 def test_an_archive_cannot_write_elsewhere(members: Any, message: str, play: Play) -> None:
     write_tar(play.folder / "a.tar", members)
-    # What is under way lies two folders below.
+    # Transfers in progress are two folders below.
     outside = play.root / ".training_data/data/outside"
     outside.mkdir(parents=True)
     assert message in play.unpack("a.tar")
