@@ -192,16 +192,16 @@ def _checked(
     return found
 
 
-def _seen_once(found: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, Any]]:
+def _seen_once(reported: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, Any]]:
     """Yield reports about ranks once: two inventory hosts may be the same machine."""
-    known = set()
-    for host, seen in found.items():
-        for one in seen:
-            rank = one["rank"]
+    yielded = set()
+    for host, seen in reported.items():
+        for report in seen:
+            rank = report["rank"]
             key = (rank["place"], rank["rank_dir"]) if rank else host
-            if key not in known:
-                known.add(key)
-                yield host, one
+            if key not in yielded:
+                yielded.add(key)
+                yield host, report
 
 
 def show_status(args: Namespace, variables: Variables) -> int:

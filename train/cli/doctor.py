@@ -169,11 +169,12 @@ def _keep(examined: Examined, folder: Path) -> Examined | None:
 
 def _worse(before: Examined, now: Examined) -> list[str]:
     """List what is worse than in an earlier run: new findings, lower rates of hosts and paths."""
-    known = {(one["what"], one["where"]) for one in before["findings"]}
+    before_findings = {(finding["what"], finding["where"]) for finding in before["findings"]}
     said = [
-        f"new: {one['where']}: {one['found']}"
-        for one in now["findings"]
-        if one["severity"] != "info" and (one["what"], one["where"]) not in known
+        f"new: {finding['where']}: {finding['found']}"
+        for finding in now["findings"]
+        if finding["severity"] != "info"
+        and (finding["what"], finding["where"]) not in before_findings
     ]
     for host, checkup in now["checkups"].items():
         earlier: Mapping[str, Any] = before["checkups"].get(host, {})
@@ -305,16 +306,16 @@ def _maps(links: Mapping[str, Mapping[str, Link]]) -> Iterator[page.Chart]:
             yield {"title": title, "traces": [trace], "layout": layout}
 
 
-def _curves(found: Scaling) -> Iterator[page.Chart]:
+def _curves(scaling: Scaling) -> Iterator[page.Chart]:
     steps = {
-        name: [(one["hosts"], one[field]) for one in found["trained"]]  # type: ignore[literal-required]
+        name: [(training["hosts"], training[field]) for training in scaling["trained"]]  # type: ignore[literal-required]
         for name, field in (("measured", "step_ms"), ("predicted", "predicted_ms"))
     }
-    title = f"ms per step of {found['model']}, {found['batch']} examples per host"
+    title = f"ms per step of {scaling['model']}, {scaling['batch']} examples per host"
     yield page.curves(title, steps, "hosts")
-    if found["efficiency"]:
-        points = [(float(n), 100 * part) for n, part in found["efficiency"].items()]
-        alone = found["trained"][0]["step_ms"]
+    if scaling["efficiency"]:
+        points = [(float(n), 100 * part) for n, part in scaling["efficiency"].items()]
+        alone = scaling["trained"][0]["step_ms"]
         title = f"Efficiency of all hosts, with {alone:.0f} ms per step on one host, %"
         chart = page.curves(title, {"": points}, "parameters")
         chart["layout"]["xaxis"]["type"] = "log"
@@ -374,17 +375,19 @@ def _measure(
         complain("doctor", f"{name} on {', '.join(members[:4])}{others}")
         groups: dict[str, list[str]] = {kind: [] for kind in ("chief", "ps", "evaluator", "spare")}
         # Without settings that are only for the user's own jobs.
-        given = {**variables, **dict.fromkeys(_NOT_HERE, ""), "train_job_include": []}
-        given["train_job_groups"] = {**groups, "worker": list(members)}
-        given["train_job_max_restarts"] = 0
+        job_variables = {**variables, **dict.fromkeys(_NOT_HERE, ""), "train_job_include": []}
+        job_variables["train_job_groups"] = {**groups, "worker": list(members)}
+        job_variables["train_job_max_restarts"] = 0
         began.append(job)
-        result = run(script, arguments, inventory=inventory, job=job, variables=given)
+        result = run(script, arguments, inventory=inventory, job=job, variables=job_variables)
         if result.state != "completed":
             raise UserError(f"{name} on {', '.join(members)} {result.state}: {result.message}")
         return result
 
     interrupt = signal.default_int_handler
-    before = {one: signal.signal(one, interrupt) for one in (signal.SIGTERM, signal.SIGHUP)}
+    before = {
+        signum: signal.signal(signum, interrupt) for signum in (signal.SIGTERM, signal.SIGHUP)
+    }
     before[signal.SIGINT] = signal.getsignal(signal.SIGINT)
     try:
         sums = train_on("sums", hosts, str(SUMS)).metrics if len(hosts) > 1 else {}
@@ -395,7 +398,7 @@ def _measure(
         }
         trained: list[Trained] = []
         for count in counts(len(hosts)):
-            slowest = max((one["step_ms"] for one in trained), default=0.0)
+            slowest = max((training["step_ms"] for training in trained), default=0.0)
             steps = STEPS if not slowest else int(1e3 * TRAINING_S / slowest)
             examples = batch * count * min(STEPS, max(LEAST, steps))
             arguments = [
@@ -406,11 +409,11 @@ def _measure(
             result = train_on(f"training-{count}", hosts[:count], str(WORKER), *arguments)
             trained.append(_trained(result, count))
     finally:
-        for one in before:
-            signal.signal(one, signal.SIG_IGN)
+        for signum in before:
+            signal.signal(signum, signal.SIG_IGN)
         _remove(began, inventory, variables)
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
     return conclude(times, trained, model, batch)
 
 
@@ -433,19 +436,21 @@ def _remove(names: Sequence[str], inventory: Inventory, variables: Variables) ->
 
 def _trained(result: Result, hosts: int) -> Trained:
     """Return the step time of a training: that of the slowest rank, without the first steps."""
-    found = []
+    rank_means = []
     for path in sorted((result.run_dir / "progress").glob("*.jsonl")):
         seen = progress_records.parse_progress(path.read_text("utf-8", errors="replace"))
         late = [
-            one["step_time"] for one in seen if one.get("step", 0) > WARM and "step_time" in one
+            record["step_time"]
+            for record in seen
+            if record.get("step", 0) > WARM and "step_time" in record
         ]
         parts = [part for part in late if all(math.isfinite(float(ms)) for ms in part.values())]
         if parts:
             names = ("compute_ms", "exchange_ms", "input_ms")
-            found.append({n: fmean(float(part.get(n, 0)) for part in parts) for n in names})
-    if not found:
+            rank_means.append({n: fmean(float(part.get(n, 0)) for part in parts) for n in names})
+    if not rank_means:
         raise UserError(f"{result.run_dir}: no rank reported step times")
-    means = max(found, key=lambda one: sum(one.values()))
+    means = max(rank_means, key=lambda parts: sum(parts.values()))
     return Trained(
         hosts=hosts,
         step_ms=round(sum(means.values()), 3),

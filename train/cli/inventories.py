@@ -45,15 +45,17 @@ def keep(run_dir: Path, options: AnsibleOptions, variables: Variables) -> None:
 def kept(run_dir: Path) -> dict[str, Any] | None:
     """Return what ``keep`` saved in a job's folder, or None if it is missing or unusable."""
     try:
-        found = json_files.read_json(str(run_dir / CONNECTION_FILE))
+        connection = json_files.read_json(str(run_dir / CONNECTION_FILE))
     except ValueError:
         return None
-    if not isinstance(found, dict) or not isinstance(found.get("variables"), dict):
+    if not isinstance(connection, dict) or not isinstance(connection.get("variables"), dict):
         return None
-    lists = [found.get(name) for name in ("inventory", "options", "asked")]
-    if not all(isinstance(one, list) and all(isinstance(x, str) for x in one) for one in lists):
+    lists = [connection.get(name) for name in ("inventory", "options", "asked")]
+    if not all(
+        isinstance(values, list) and all(isinstance(x, str) for x in values) for values in lists
+    ):
         return None
-    return found if found["inventory"] else None
+    return connection if connection["inventory"] else None
 
 
 def options_words(connection: Mapping[str, Any]) -> list[str]:

@@ -298,8 +298,8 @@ class Job:
                 f"{run_dir / MANIFEST_FILE} does not exist: attach to the job first with `{attach}`"
             )
         _, hosts = status(job, inventory, chosen)
-        seen = [(name, one) for name, found in hosts.items() for one in reports.all_seen(found)]
-        alive = [name for name, one in seen if one["state"]["phase"] in records.ALIVE_PHASES]
+        seen = [(name, rank) for name, by in hosts.items() for rank in reports.all_seen(by)]
+        alive = [name for name, rank in seen if rank["state"]["phase"] in records.ALIVE_PHASES]
         if alive:
             call = suggesting.call_of(inventory, chosen)
             attach, end = (suggestions.command(name, call, job=job) for name in ("attach", "stop"))
@@ -307,9 +307,9 @@ class Job:
                 f"job {job} is still running on {', '.join(alive)}: attach to it with "
                 f"`{attach}`, or stop it first with `{end}`"
             )
-        more = {"train_job_attempt": int(manifest["attempt"]) + 1, "train_job_force": True}
+        attempt = {"train_job_attempt": int(manifest["attempt"]) + 1, "train_job_force": True}
         again = cls(job, inventory, chosen)
-        again._begin("train.yml", **more)
+        again._begin("train.yml", **attempt)
         return again
 
     def _begin(self, playbook: str, **more: Any) -> None:

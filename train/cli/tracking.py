@@ -145,9 +145,9 @@ class _Run:
         self._task = manifest["ranks"][0]["task"]
         self._last: dict[str, Any] = {}
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
-        known = self._client.get_experiment_by_name(name)
-        if known:
-            experiment = known.experiment_id
+        existing = self._client.get_experiment_by_name(name)
+        if existing:
+            experiment = existing.experiment_id
         else:
             _, local, path = uri.partition("sqlite:///")
             # By default, MLflow would store files in the current folder.
@@ -155,10 +155,10 @@ class _Run:
             experiment = self._client.create_experiment(name, artifact_location=folder)
         tags = {"train.job": manifest["job"], "train.created_at": str(manifest["created_at"])}
         wanted = " and ".join(f"tags.`{tag}` = '{value}'" for tag, value in tags.items())
-        found = self._client.search_runs([experiment], wanted, max_results=1)
+        runs = self._client.search_runs([experiment], wanted, max_results=1)
         began = int(1000 * manifest["created_at"])
         new = {"run_name": manifest["job"], "start_time": began, "tags": tags}
-        run = found[0] if found else self._client.create_run(experiment, **new)
+        run = runs[0] if runs else self._client.create_run(experiment, **new)
         self._id = run.info.run_id
         self._client.update_run(self._id, status="RUNNING")
         self._tag(state="running", attempts=manifest["attempt"])

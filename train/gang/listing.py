@@ -42,23 +42,23 @@ def _merge_one(name: str, parts: Sequence[tuple[str, ListedJob]]) -> MergedJob:
     for host, part in parts:
         sizes[frozenset(rank["key"] for rank in part["ranks"])] = part["size"] or 0
         for rank in part["ranks"]:
-            other = ranks.setdefault(rank["key"], {**rank, "seen_by": []})
-            if not _alive(other) and _alive(rank):  # trust the machine on which the rank runs
-                ranks[rank["key"]] = other = {**rank, "seen_by": other["seen_by"]}
-            other["seen_by"].append(host)
+            merged = ranks.setdefault(rank["key"], {**rank, "seen_by": []})
+            if not _alive(merged) and _alive(rank):  # trust the machine on which the rank runs
+                ranks[rank["key"]] = merged = {**rank, "seen_by": merged["seen_by"]}
+            merged["seen_by"].append(host)
     manifests = [part["manifest"] for _, part in parts if part["manifest"]]
     manifest = max(manifests, key=lambda manifest: manifest["attempt"], default=None)
     attempt = max(rank["attempt"] for rank in ranks.values())
     tasks: dict[str, str] = {}
-    known = {rank["task"] for rank in ranks.values()}
-    if manifest and manifest["attempt"] >= attempt and known & manifest["tasks"].keys():
+    present = {rank["task"] for rank in ranks.values()}
+    if manifest and manifest["attempt"] >= attempt and present & manifest["tasks"].keys():
         attempt, tasks = manifest["attempt"], manifest["tasks"]
     newest = sorted(ranks.values(), key=lambda rank: (rank["attempt"], _alive(rank)))
     current = {rank["task"]: rank for rank in newest if not tasks or rank["task"] in tasks}
     stale = [rank for rank in newest if rank is not current.get(rank["task"])]
     shown = sorted(current.values(), key=lambda rank: records.task_order(rank["task"]))
-    for one in shown:
-        one["host"] = one["host"] or tasks.get(one["task"]) or one["seen_by"][0]
+    for rank in shown:
+        rank["host"] = rank["host"] or tasks.get(rank["task"]) or rank["seen_by"][0]
     starts = [rank["started_at"] for rank in shown if rank["started_at"] is not None]
     oldest = time.time() - max(rank["idle"] for rank in shown)
     started_at = manifest["created_at"] if manifest else min(starts, default=oldest)

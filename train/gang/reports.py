@@ -308,19 +308,19 @@ probed = record(records.Probed)
 
 def listing(value: object) -> tuple[list[records.ListedJob], list[str]]:
     """Return a host's jobs, and errors about malformed ones, which are dropped."""
-    found: list[records.ListedJob] = []
+    jobs: list[records.ListedJob] = []
     wrong = []
-    for one in items(lambda item: item)(value):
+    for reported in items(lambda item: item)(value):
         try:
-            listed = _LISTED(one)
+            listed = _LISTED(reported)
         except ReportError as error:
-            name = bounded(one.get("job") if isinstance(one, Mapping) else one)
+            name = bounded(reported.get("job") if isinstance(reported, Mapping) else reported)
             wrong.append(f"job {name!r:.100} {error}")
             continue
         ranks = listed["ranks"]
         if ranks and all(rank["job"] == listed["job"] for rank in ranks):
-            found.append(listed)
-    return found, wrong
+            jobs.append(listed)
+    return jobs, wrong
 
 
 def all_seen(value: object) -> list[Any]:

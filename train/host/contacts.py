@@ -168,22 +168,26 @@ class Contacts:
         """
         everything = connections(_ESTABLISHED)
         wanted = [
-            one
-            for one in everything
-            if one.remote in (self._addresses or ()) or one.local_port == self._port
+            connection
+            for connection in everything
+            if connection.remote in (self._addresses or ()) or connection.local_port == self._port
         ]
         if not wanted:
             return False
-        own = {path for pid in pids() for path in processes.opened(pid)}
+        sockets = {path for pid in pids() for path in processes.opened(pid)}
 
         def is_own(connection: TcpConnection) -> bool:
-            return "socket:[%s]" % connection.inode in own
+            return "socket:[%s]" % connection.inode in sockets
 
         # Within this machine, both ends are listed.
         ends: Dict[Any, TcpConnection] = {(*c[:2], *c[2:4]): c for c in everything}
-        for one in filter(is_own, wanted):
-            other = ends.get((one.remote, one.remote_port, one.local, one.local_port))
-            if other is None or not is_own(other):
+        for connection in filter(is_own, wanted):
+            reverse = (
+                *(connection.remote, connection.remote_port),
+                *(connection.local, connection.local_port),
+            )
+            peer_end = ends.get(reverse)
+            if peer_end is None or not is_own(peer_end):
                 return True
         return False
 

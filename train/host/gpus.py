@@ -72,25 +72,25 @@ def query(fields: Iterable[str], limit: float) -> Tuple[List[Dict[str, str]], st
     Return them by field, and a line without fields, such as about a lost GPU, or an empty text.
     Raise GpuError if nvidia-smi fails.
     """
-    known, end = list(fields), time.monotonic() + limit
+    supported, end = list(fields), time.monotonic() + limit
     while True:
         try:
             left = end - time.monotonic()
-            lines = ask("--query-gpu=" + ",".join(known), *_AS_CSV, limit=left)
+            lines = ask("--query-gpu=" + ",".join(supported), *_AS_CSV, limit=left)
             break
         except GpuError as error:
             unknown = re.search('Field "([^"]+)" is not a valid field', str(error))
-            if not unknown or unknown.group(1) not in known:
+            if not unknown or unknown.group(1) not in supported:
                 raise
-            known.remove(unknown.group(1))
-    found, others = [], ""
+            supported.remove(unknown.group(1))
+    rows, others = [], ""
     for line in lines:
         values = [value.strip() for value in line.split(",")]
-        if len(values) == len(known):
-            found.append(dict(zip(known, values)))
+        if len(values) == len(supported):
+            rows.append(dict(zip(supported, values)))
         else:
             others = others or line
-    return found, others
+    return rows, others
 
 
 def processes_on(uuids: Collection[str], limit: float = LIMIT_S) -> List[GpuProcess]:

@@ -120,23 +120,23 @@ class _Host:
 
     def round(self, peer: str) -> Link:
         """Do one round: the host with the smaller name leads."""
-        found, own = self._call(peer)
+        link, outgoing = self._call(peer)
         first = time.monotonic() < self._began + START_S
-        silent = START_S if first and own is None else SILENT_S
+        silent = START_S if first and outgoing is None else SILENT_S
         # The peer may be another program, which sends anything.
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             if self.name < peer:
-                used = own or self._wait(peer, silent)
+                used = outgoing or self._wait(peer, silent)
                 if used is not None:
-                    self._lead(peer, used, found)
+                    self._lead(peer, used, link)
             else:
-                used = self._spoken_to(peer, own, BUSY_S if own is not None else silent)
+                used = self._spoken_to(peer, outgoing, BUSY_S if outgoing is not None else silent)
                 if used is not None:
-                    self._follow(used, own or used, found)
-        for connection in (own, self._waiting.pop(peer, None)):
+                    self._follow(used, outgoing or used, link)
+        for connection in (outgoing, self._waiting.pop(peer, None)):
             if connection is not None:
                 connection.close()
-        return found
+        return link
 
     def _spoken_to(
         self, peer: str, own: Optional[socket.socket], seconds: float

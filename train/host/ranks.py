@@ -345,18 +345,22 @@ def find(
         names: all inventory hosts that are queried.
     """
     beside = list(beside) or [host]
-    found = _specifications(root, job)
+    specifications = _specifications(root, job)
     if not job:
-        mine = [spec for spec, _ in found if _answers(spec, host, beside, names)]
-        own = [spec for spec in mine if spec.get("host") == host]
-        chosen = (own or mine)[:1]
-        found = [one for one in found if chosen and one[0]["job"] == chosen[0]["job"]]
-    newest = max((spec["attempt"] for spec, _ in found), default=0)
+        mine = [spec for spec, _ in specifications if _answers(spec, host, beside, names)]
+        of_host = [spec for spec in mine if spec.get("host") == host]
+        chosen = (of_host or mine)[:1]
+        specifications = [
+            (spec, path)
+            for spec, path in specifications
+            if chosen and spec["job"] == chosen[0]["job"]
+        ]
+    newest = max((spec["attempt"] for spec, _ in specifications), default=0)
     last: Dict[Any, Tuple[int, str]] = {}
-    for spec, path in found:
+    for spec, path in specifications:
         last[spec.get("host")] = max(last.get(spec.get("host"), (0, "")), (spec["attempt"], path))
     own_dirs, others = [], []
-    for spec, path in found:
+    for spec, path in specifications:
         if last[spec.get("host")][1] != path or not _answers(spec, host, beside, names):
             continue
         if spec.get("host") == host:

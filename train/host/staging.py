@@ -117,13 +117,13 @@ def claim(job_dir: str, manifest: Mapping[str, Any]) -> None:
     states = [ranks.observe(rank_dir) for rank_dir in ranks.in_job(job_dir)]
     alive = {s.get("attempt") for s in states if s["phase"] in records.ALIVE_PHASES}
     job_file = os.path.join(job_dir, rank_files.JOB_FILE)
-    known = json_files.read_whole(job_file) or {"attempt": 0, "attempts": manifest["attempts"]}
-    own = {a["claim"] for a in manifest["attempts"]}
-    if known["attempt"] > attempt or (
-        known["attempts"][-1].get("claim") not in own
-        and (known["attempt"] in alive or time.time() - os.stat(job_file).st_mtime < YOUNG_S)
+    stored = json_files.read_whole(job_file) or {"attempt": 0, "attempts": manifest["attempts"]}
+    claims = {a["claim"] for a in manifest["attempts"]}
+    if stored["attempt"] > attempt or (
+        stored["attempts"][-1].get("claim") not in claims
+        and (stored["attempt"] in alive or time.time() - os.stat(job_file).st_mtime < YOUNG_S)
     ):
-        raise CallError(overtaken % (known["attempt"], manifest["job"], attach), overtaken=True)
+        raise CallError(overtaken % (stored["attempt"], manifest["job"], attach), overtaken=True)
     path = os.path.join(job_dir, rank_files.CLAIM_FILE % attempt)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

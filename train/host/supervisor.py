@@ -450,12 +450,12 @@ class Supervisor:
         progress = self._path(rank_files.PROGRESS_FILE)
         if tail.size(progress) not in (0, self._console_bytes):
             return
-        found = self._console.feed(self._log.read())
-        if found:
+        parsed = self._console.feed(self._log.read())
+        if parsed:
             # The last record of each phase and epoch is enough, with values and without.
             groups = itertools.groupby(
-                found,
-                lambda one: (one.get("phase"), one.get("epoch"), "loss" in one or "metrics" in one),
+                parsed,
+                lambda r: (r.get("phase"), r.get("epoch"), "loss" in r or "metrics" in r),
             )
             for _, group in groups:
                 self._writer.write(force=True, **list(group)[-1])

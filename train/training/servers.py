@@ -287,19 +287,19 @@ class Watch:
 
     def _watch(self, server: Peer) -> None:
         """Probe a server repeatedly and act on the result."""
-        seen, known = time.monotonic(), Liveness.LIVE
-        while not self._over.wait(_PERIOD_S if known is Liveness.LIVE else _PERIOD_S / 4):
-            if known is Liveness.UNRESPONSIVE:
+        seen, reported = time.monotonic(), Liveness.LIVE
+        while not self._over.wait(_PERIOD_S if reported is Liveness.LIVE else _PERIOD_S / 4):
+            if reported is Liveness.UNRESPONSIVE:
                 # Every time, so that gRPC's new connections fail as with a killed process.
                 server.cut()
-            found = server.probe(_PATIENCE_S if known is Liveness.LIVE else _PERIOD_S)
-            if found is Liveness.LIVE:
+            probed = server.probe(_PATIENCE_S if reported is Liveness.LIVE else _PERIOD_S)
+            if probed is Liveness.LIVE:
                 seen = time.monotonic()
-            elif found is Liveness.UNRESPONSIVE and time.monotonic() - seen < LIMIT_S:
+            elif probed is Liveness.UNRESPONSIVE and time.monotonic() - seen < LIMIT_S:
                 continue
-            if found is not known:
-                known = self._found[server.name] = found
-                self._report(server, found)
+            if probed is not reported:
+                reported = self._found[server.name] = probed
+                self._report(server, probed)
 
     def _report(self, server: Peer, found: Liveness) -> None:
         """Report the state of a server; end the process if it cannot continue without it."""

@@ -134,38 +134,38 @@ def open_data(settings: Settings) -> data.Data:
 
 def open_task(settings: Settings) -> Task:
     """Return the task of the options and the user's files; raise ConfigError if that fails."""
-    found = open_data(settings)
-    if settings.batch_size > found.train.size:
+    data = open_data(settings)
+    if settings.batch_size > data.train.size:
         raise ConfigError(
-            f"--batch-size {settings.batch_size} exceeds the limit, the {found.train.size} "
+            f"--batch-size {settings.batch_size} exceeds the limit, the {data.train.size} "
             f"examples of --data {settings.data}"
         )
-    own = user_module.losses_and_metrics(settings.model, settings.data)
-    functions, classes = {name: function for _, name, function in own}, found.classes
+    custom = user_module.losses_and_metrics(settings.model, settings.data)
+    functions, classes = {name: function for _, name, function in custom}, data.classes
     for name in ("label_smoothing", "class_weights", "top_k"):
         if classes is None and getattr(settings, name):
-            option, labels = name.replace("_", "-"), f"the labels of {found.name}"
+            option, labels = name.replace("_", "-"), f"the labels of {data.name}"
             raise ConfigError(f"--{option} is for classes, but {labels} are numbers")
     if settings.label_smoothing and "loss" in functions:
         raise ConfigError(
-            f"--label-smoothing is not supported with a custom loss, that of {own[0][0]}"
+            f"--label-smoothing is not supported with a custom loss, that of {custom[0][0]}"
         )
     count = len(settings.class_weights)
     if count not in (0, classes):
-        there = f"{found.name} has {classes} classes"
+        there = f"{data.name} has {classes} classes"
         raise ConfigError(f"--class-weights has {count} numbers, but {there}")
     if classes is not None and settings.top_k >= classes:
         raise ConfigError(
             f"--top-k {settings.top_k}: must be less than the number of classes, {classes}"
         )
     objective = make_objective(settings, classes, functions)
-    chosen = Task(settings, found, objective, own, _preparation(settings.normalize, found))
+    chosen = Task(settings, data, objective, custom, _preparation(settings.normalize, data))
     if not chosen.model_name.endswith(".py"):
-        models.check_model(chosen.model_name, found.shape)
-    if settings.augment != "none" and len(found.shape) != 3:
+        models.check_model(chosen.model_name, data.shape)
+    if settings.augment != "none" and len(data.shape) != 3:
         raise ConfigError(
             f"--augment {settings.augment} is for images [height, width, channels], but "
-            f"--data {settings.data} has the shape {list(found.shape)}"
+            f"--data {settings.data} has the shape {list(data.shape)}"
         )
     return chosen
 

@@ -42,6 +42,11 @@ _SETUP = suggest("setup")
 Found = Iterator[Finding]
 
 
+def _place_in_report(finding: Finding) -> tuple[int, str, str]:
+    """Return the key that sorts findings, most severe first."""
+    return _ORDER.index(finding["severity"]), finding["what"], finding["where"]
+
+
 def judge(
     examined: Examined, unsuited: Mapping[str, Sequence[HostFault]] | None = None
 ) -> list[Finding]:
@@ -50,11 +55,11 @@ def judge(
     Args:
         unsuited: why TensorFlow cannot be installed, by host.
     """
-    found = [
+    findings = [
         _finding(FAIL, "unreachable", host, why, "", examined["remedies"].get(host, ""))
         for host, why in examined["unreachable"].items()
     ]
-    found += [
+    findings += [
         _finding(FAIL, "no-answer", host, why, "an examined host", suggest("uptime", on=host))
         for host, why in examined["failed"].items()
     ]
@@ -64,19 +69,19 @@ def judge(
             faults = _explaining(checkup, (unsuited or {}).get(host, ()))
             for fault in faults:
                 fields = fault.found, fault.expected, fault.remedy
-                found.append(_finding(FAIL, fault.kind, host, *fields))
+                findings.append(_finding(FAIL, fault.kind, host, *fields))
             if not faults:
-                found += _environment(host, checkup)
+                findings += _environment(host, checkup)
             if not {fault.kind for fault in faults} & {"not-writable", "no-space", "obstacle"}:
-                found += _room(host, checkup)
+                findings += _room(host, checkup)
             for rule in (_limits, _others, _surroundings, _gpus):
-                found += rule(host, checkup)
-            found += _login(host, examined)
+                findings += rule(host, checkup)
+            findings += _login(host, examined)
     if "hosts" in parts or "pairs" in parts:
-        found += _paths(examined)
+        findings += _paths(examined)
     if "alike" in parts:
-        found += _alike(examined)
-    return sorted(found, key=lambda one: (_ORDER.index(one["severity"]), one["what"], one["where"]))
+        findings += _alike(examined)
+    return sorted(findings, key=_place_in_report)
 
 
 def _finding(
@@ -438,29 +443,29 @@ def _names(examined: Examined) -> tuple[_Problems, _Problems, set[_Pair]]:
     were checked, by host and intended target.
     """
     checkups = examined["checkups"]
-    unresolved, loopback, known = {}, {}, set()
+    unresolved, loopback, checked = {}, {}, set()
     for host, checkup in checkups.items():
-        for other, address in examined["addresses"].items():
-            there, own = checkup["resolved"].get(address, []), host == other
-            if not own and checkup["machine"] == checkups[other]["machine"]:
+        for target, address in examined["addresses"].items():
+            resolved, is_itself = checkup["resolved"].get(address, []), host == target
+            if not is_itself and checkup["machine"] == checkups[target]["machine"]:
                 continue
-            known.add((host, other))
-            if not there:
+            checked.add((host, target))
+            if not resolved:
                 remedy = f"add {address} to /etc/hosts of {host}, or set train_job_address to an IP"
                 said = f"{address} cannot be resolved on {host}"
                 problem = _finding(FAIL, "unresolved", "", said, "an address", remedy)
-                unresolved[host, other] = problem
-            elif all(one.startswith("127.") or one == "::1" for one in there):
-                if all(one["machine"] == checkup["machine"] for one in checkups.values()):
+                unresolved[host, target] = problem
+            elif all(ip.startswith("127.") or ip == "::1" for ip in resolved):
+                if all(c["machine"] == checkup["machine"] for c in checkups.values()):
                     continue  # all hosts are one machine
-                bad, said = WARNING if own else FAIL, f"{address} is {there[0]} on {host}"
+                bad, said = WARNING if is_itself else FAIL, f"{address} is {resolved[0]} on {host}"
                 remedy = (
-                    f"set train_job_address of {other} to its IP, or remove the line for "
+                    f"set train_job_address of {target} to its IP, or remove the line for "
                     f"{address} from /etc/hosts of {host} (127.0.1.1 on Debian)"
                 )
                 problem = _finding(bad, "loopback", "", said, "an address on the network", remedy)
-                loopback[host, other] = problem
-    return unresolved, loopback, known
+                loopback[host, target] = problem
+    return unresolved, loopback, checked
 
 
 def _unreached(links: Mapping[_Pair, Link], examined: Examined) -> tuple[_Problems, _Problems]:

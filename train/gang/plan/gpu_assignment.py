@@ -83,16 +83,16 @@ def _free(waiting: Sequence[str], machine: HostFacts, used: Set[int]) -> list[in
     """Return GPU indices for the hosts ``waiting``, except the GPUs in ``used`` (listed ones)."""
     wholes = [_Device(gpu["index"], gpu["uuid"], True) for gpu in machine["gpus"]]
     busy = {device: _busy(device, machine) for device in wholes if device.gpu not in used}
-    unused = [device.gpu for device, found in busy.items() if not found]
-    awaited = [d.gpu for d, found in busy.items() if all(one["waits"] for one in found)]
+    unused = [device.gpu for device, why_busy in busy.items() if not why_busy]
+    awaited = [d.gpu for d, why_busy in busy.items() if all(reason["waits"] for reason in why_busy)]
     for free in (unused, awaited):
         if len(free) >= len(waiting):
             return free
     names, count = ", ".join(waiting), _count(len(wholes), "GPU")
     by_name = f", {len(used)} of them assigned to other ranks" if used else ""
-    taken = [(device, found[0]) for device, found in busy.items() if found]
+    taken = [(device, why_busy[0]) for device, why_busy in busy.items() if why_busy]
     if taken:
-        reasons = "; ".join(f"{device} is {found['why']}" for device, found in taken)
+        reasons = "; ".join(f"{device} is {why_busy['why']}" for device, why_busy in taken)
         raise UserError(
             f"{names}: not enough free GPUs: the machine has {count}{by_name}; {reasons}: "
             f"{taken[0][1]['remedy']}"

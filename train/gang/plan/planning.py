@@ -47,10 +47,10 @@ def check_variables(play: connections.Play, args: Args) -> dict[str, object]:
     """
     names = set(job_variables.options()[0]) - {"train_job_groups", job_variables.ENVIRONMENT}
     members = {h: kind for kind, hosts in args["groups"].items() for h in hosts if h in play.hosts}
-    given = {host: play.given(host, sorted(names)) for host in members}
-    arguments = job_variables.check(given, connections.written)
-    environments = {host: one.environment[0] for host, one in given.items()}
-    ranks = [one for host, one in environments.items() if members[host] != placement.SPARE]
+    by_host = {host: play.given(host, sorted(names)) for host in members}
+    arguments = job_variables.check(by_host, connections.written)
+    environments = {host: variables.environment[0] for host, variables in by_host.items()}
+    ranks = [env for host, env in environments.items() if members[host] != placement.SPARE]
     return {
         "changed": False,
         "modules": script_packages.script_modules(args),
@@ -58,7 +58,7 @@ def check_variables(play: connections.Play, args: Args) -> dict[str, object]:
             host: {"arguments": arguments[host], "environment_names": sorted(environments[host])}
             for host in members
         },
-        "environment_names": sorted({name for one in ranks for name in one}),
+        "environment_names": sorted({name for env in ranks for name in env}),
         "environment_differs": script_environment.differing(ranks),
         "beside": play.neighbours(),
     }

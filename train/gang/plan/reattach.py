@@ -77,7 +77,7 @@ def check(value: object, job: str, inventory: Inventory) -> Manifest:
 
 
 def choose(
-    kept: Mapping[str, object], own: Manifest | None, job: str, inventory: Inventory
+    kept: Mapping[str, object], local: Manifest | None, job: str, inventory: Inventory
 ) -> tuple[Manifest | None, list[str]]:
     """Return the manifest to trust, and warnings about hosts with a different one.
 
@@ -87,36 +87,36 @@ def choose(
 
     Args:
         kept: each inventory host's manifest, unchecked.
-        own: this control node's manifest, with the inventory's host names. Without it, UserError is
-            raised if the hosts disagree on the job's constant fields.
+        local: this control node's manifest, with the inventory's host names. Without it, UserError
+            is raised if the hosts disagree on the job's constant fields.
     """
-    found: dict[str, Manifest] = {}
+    manifests: dict[str, Manifest] = {}
     warnings = []
     for host, value in kept.items():
         try:
-            found[host] = check(value, job, inventory)
+            manifests[host] = check(value, job, inventory)
         except ReportError as error:
             warnings.append(f"ignoring the record of job {job} on {host}: its job.json {error}")
-    constant = {host: _constant(manifest) for host, manifest in found.items()}
-    if own is not None:
-        for host in [host for host in found if constant[host] != _constant(own)]:
-            del found[host]
+    constant = {host: _constant(manifest) for host, manifest in manifests.items()}
+    if local is not None:
+        for host in [host for host in manifests if constant[host] != _constant(local)]:
+            del manifests[host]
             warnings.append(
                 f"ignoring the record of job {job} on {host}: it is another job with the same id"
             )
     elif len({repr(sorted(part.items())) for part in constant.values()}) > 1:
         raise UserError(
-            f"the hosts have different records of job {job} ({', '.join(found)}): attach "
+            f"the hosts have different records of job {job} ({', '.join(manifests)}): attach "
             "from the control node that started it, or compare job.json in its folder on "
             "each host"
         )
-    candidates = [*found.values(), *filter(None, [own])]
-    sure = [m for m in candidates if m is own or _is_confirmed(m, found)]
+    candidates = [*manifests.values(), *filter(None, [local])]
+    sure = [m for m in candidates if m is local or _is_confirmed(m, manifests)]
     chosen = max(sure or candidates, key=lambda m: m["attempt"], default=None)
-    if own is None or chosen is None or _claim(chosen) != _claim(own):
+    if local is None or chosen is None or _claim(chosen) != _claim(local):
         return chosen, warnings
-    was_staged = any(_claim(manifest) == _claim(own) for manifest in found.values())
-    return (job_records.staged(own) if was_staged else own), warnings
+    was_staged = any(_claim(manifest) == _claim(local) for manifest in manifests.values())
+    return (job_records.staged(local) if was_staged else local), warnings
 
 
 def _is_confirmed(manifest: Manifest, found: Mapping[str, Manifest]) -> bool:
@@ -218,12 +218,12 @@ def _rank(
     Otherwise use this control node's facts about the host. Other hosts' reports do not count.
     """
     about = (manifest["job"], manifest["attempt"], planned["task"])
-    reported: list[RankInfo] = [reports.rank(found) for found in _ranks_in(state) if found]
+    reported: list[RankInfo] = [reports.rank(report) for report in _ranks_in(state) if report]
     for rank in reported:
         if (rank["job"], rank["attempt"], rank["task"]) == about:
             return {**rank, "host": planned["host"], "start_error": ""}
-    known: Any = facts.get(planned["host"], {"root": root, "host_python": "python3"})
-    job_dir = f"{known['root']}/jobs/{manifest['job']}"
+    host_facts: Any = facts.get(planned["host"], {"root": root, "host_python": "python3"})
+    job_dir = f"{host_facts['root']}/jobs/{manifest['job']}"
     error = "it was not started, because the control node stopped before that"
     return {
         "host": planned["host"],
@@ -234,7 +234,7 @@ def _rank(
         "results_dir": f"{job_dir}/{planned['results_dir']}",
         "port": planned["port"],
         "non_training": planned["non_training"],
-        "host_python": known["host_python"],
+        "host_python": host_facts["host_python"],
         "place": f"{planned['host']} alone",
         "start_error": "" if state.get("unreachable") else error,
     }

@@ -83,26 +83,26 @@ def _name_of(
 ) -> str:
     """Return the inventory host of a rank."""
     host, about = rank["host"], (manifest["job"], rank["task"], manifest["attempt"])
-    found = {
-        name: (one["place"], one["rank_dir"])
+    reporting = {
+        name: (reported["place"], reported["rank_dir"])
         for name, ranks in inventory.ranks.items()
-        for one in ranks
-        if (one["job"], one["task"], one["attempt"]) == about
+        for reported in ranks
+        if (reported["job"], reported["task"], reported["attempt"]) == about
     }
-    if host in found or (not found and host in inventory.names):
+    if host in reporting or (not reporting and host in inventory.names):
         return host
     facts: Any = manifest.get("hosts", {}).get(host, {})
     address = facts.get("address")
-    if found:
+    if reporting:
         # A host is not trusted about a rank at another host's address.
-        there = {name: key for name, key in found.items() if _is_at(address, name, inventory)}
-        found = there or found
-        if len(set(found.values())) > 1:
+        there = {name: key for name, key in reporting.items() if _is_at(address, name, inventory)}
+        reporting = there or reporting
+        if len(set(reporting.values())) > 1:
             raise UserError(
                 f"several hosts report {rank['task']} of job {manifest['job']}: use the "
                 "inventory that the job was started with"
             )
-        return next(iter(found))
+        return next(iter(reporting))
     silent = [name for name in inventory.names if not inventory.ranks.get(name)]
     silent = [name for name in silent if _is_at(address, name, inventory)]
     free = [name for name in silent if name not in taken]

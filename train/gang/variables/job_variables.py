@@ -160,7 +160,7 @@ def refuse(problems: Sequence[str]) -> None:
         raise UserError("\n".join(problems))
 
 
-def check(given: Mapping[str, Given], written: Written) -> dict[str, list[str]]:
+def check(by_host: Mapping[str, Given], written: Written) -> dict[str, list[str]]:
     """Check the variables of all hosts and return the script's arguments by host.
 
     Raise UserError for unknown variables, values of a wrong type, and job-wide variables that
@@ -171,17 +171,19 @@ def check(given: Mapping[str, Given], written: Written) -> dict[str, list[str]]:
     """
     main, names = options()
     defaults = _read("defaults/main.yml")
-    found: dict[str, list[str]] = {}
+    arguments: dict[str, list[str]] = {}
     problems: list[tuple[str, str]] = []
-    for host, one in given.items():
-        problems += [(host, problem) for problem in check_names(one.names, names)]
-        problems += [(host, problem) for problem in one.problems]
-        problems += [(host, f"{ENVIRONMENT} of {{hosts}} {text}") for text in one.environment[1]]
-        for name, value in one.values.items():
-            place = one.places[name]
+    for host, host_variables in by_host.items():
+        problems += [(host, problem) for problem in check_names(host_variables.names, names)]
+        problems += [(host, problem) for problem in host_variables.problems]
+        problems += [
+            (host, f"{ENVIRONMENT} of {{hosts}} {text}") for text in host_variables.environment[1]
+        ]
+        for name, value in host_variables.values.items():
+            place = host_variables.places[name]
             if name == ARGUMENTS:
                 try:
-                    found[host] = script_arguments.words(value, written)
+                    arguments[host] = script_arguments.words(value, written)
                 except ValueError as error:
                     problems.append((host, f"{name} of {{hosts}}{at(place)} {error}"))
             elif place != DEFAULT:
@@ -189,11 +191,11 @@ def check(given: Mapping[str, Given], written: Written) -> dict[str, list[str]]:
                 problems.append((host, problem))
     of_gang = {
         host: {
-            name: (value, one.places[name])
-            for name, value in one.values.items()
+            name: (value, host_variables.places[name])
+            for name, value in host_variables.values.items()
             if not main[name].for_rank
         }
-        for host, one in given.items()
+        for host, host_variables in by_host.items()
     }
     refuse([*shared([pair for pair in problems if pair[1]]), *differences(of_gang, main)])
-    return found
+    return arguments

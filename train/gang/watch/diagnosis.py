@@ -46,30 +46,31 @@ def explain(probed: Mapping[str, Probed], peers: Peers) -> PeerFinding | None:
 
     A rank that is not listening, yet or any more, is not a finding unless its address is wrong.
     """
-    for task, own in probed.items():
-        if own["proxy"]:
+    for task, probes in probed.items():
+        if probes["proxy"]:
             reason = (
-                f"sends its messages to the other ranks through a proxy, because of {own['proxy']}"
+                "sends its messages to the other ranks through a proxy, because of "
+                f"{probes['proxy']}"
             )
             return PeerFinding(task, cause_names.PROXY, reason)
     for task, (address, port) in peers.items():
         if task not in probed:
             continue
-        own = probed[task]
-        by = {other: p["reached"].get(task) for other, p in probed.items() if other != task}
-        failed = {other: how for other, how in by.items() if how not in (None, probe.OPEN)}
+        probes = probed[task]
+        by = {peer: p["reached"].get(task) for peer, p in probed.items() if peer != task}
+        failed = {peer: how for peer, how in by.items() if how not in (None, probe.OPEN)}
         if not failed:
             continue
         # With address translation, a connection to a rank that has ended is refused.
-        ended = not own["listening"] and probe.REFUSED in failed.values()
-        if len(failed) == len(by) and not own["own"] and not ended:
-            addresses = ", ".join(own["addresses"]) or "none"
+        ended = not probes["listening"] and probe.REFUSED in failed.values()
+        if len(failed) == len(by) and not probes["own"] and not ended:
+            addresses = ", ".join(probes["addresses"]) or "none"
             reason = (
                 f"cannot be reached at {address}:{port} (train_job_address): this is not an "
                 f"address of its host, which has {addresses}"
             )
             return PeerFinding(task, cause_names.ADDRESS, reason)
-    listening = {task for task, own in probed.items() if own["listening"]}
+    listening = {task for task, probes in probed.items() if probes["listening"]}
     broken = {(source, to) for source, to in broken_paths(probed) if to in listening}
     return _of_paths(broken, probed, peers)
 

@@ -108,13 +108,13 @@ def _words(by_task: Mapping[str, View], failed: Sequence[View], *, living: bool)
 
     The loss of a rank that has already ended does not explain why it ended.
     """
-    found: Counter[str] = Counter()
+    accused: Counter[str] = Counter()
     for view in failed:
         for task in named_by(view) & by_task.keys():
-            other = by_task[task]
-            if not living or not other.final or other.ended_at > view.ended_at:
-                found[task] += 1
-    return found
+            named = by_task[task]
+            if not living or not named.final or named.ended_at > view.ended_at:
+                accused[task] += 1
+    return accused
 
 
 def _one_word(accuser: View, accused: View, tried: Set[PathBetween]) -> LostContact:

@@ -363,22 +363,22 @@ def _starved(task: str, ranks: Mapping[str, Readings]) -> Iterator[str]:
     """Yield a text if a rank's threads wait for a core longer than those of others."""
     grown = {name: rates(readings) for name, readings in ranks.items()}
     shares = {}
-    for name, known in grown.items():
-        wanted = known.get("cpu_s", 0.0) + known.get("wait_s", 0.0)
-        if {"cpu_s", "wait_s"} <= known.keys() and wanted > 0:
-            shares[name] = known["wait_s"] / wanted
+    for name, growth in grown.items():
+        wanted = growth.get("cpu_s", 0.0) + growth.get("wait_s", 0.0)
+        if {"cpu_s", "wait_s"} <= growth.keys() and wanted > 0:
+            shares[name] = growth["wait_s"] / wanted
     share = shares.pop(task, 0.0)
     if share < 0.15 or (shares and share < 2 * statistics.median(shares.values())):
         return
     newest = {name: readings[-1] for name, readings in ranks.items() if readings}
-    own = newest.pop(task)
+    reading = newest.pop(task)
     text = f"its threads spent {share:.0%} of their runnable time waiting for a core"
-    here = [name for name, last in newest.items() if last.get("machine") == own.get("machine")]
+    here = [name for name, last in newest.items() if last.get("machine") == reading.get("machine")]
     of_ranks = sum(grown[name].get("cpu_s", 0.0) for name in [task, *here])
     foreign = grown[task].get("busy_s", 0.0) - of_ranks
     if foreign >= 0.3:
-        text += f", while other processes used {foreign:.1f} of {own.get('all_cores')} cores"
-    nice = own.get("nice", 0)
+        text += f", while other processes used {foreign:.1f} of {reading.get('all_cores')} cores"
+    nice = reading.get("nice", 0)
     if nice > max((last.get("nice", 0) for last in newest.values()), default=0):
         text += f", at nice {nice}"
     yield text

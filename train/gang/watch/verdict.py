@@ -229,9 +229,9 @@ class Verdict:
         While the steps of synchronous ranks advance, all of them are alive. Otherwise, ask other
         hosts whether they reach the rank.
         """
-        running = [other for other in self.views if other.phase == records.RUNNING]
-        others = [one for one in running if one is not view and not one.is_unresponsive(now)]
-        stepped = [o.stepped for o in others if not o.target.non_training and o.stepped is not None]
+        running = [v for v in self.views if v.phase == records.RUNNING]
+        others = [v for v in running if v is not view and not v.is_unresponsive(now)]
+        stepped = [v.stepped for v in others if not v.target.non_training and v.stepped is not None]
         task = view.target.task
         if not others or (stepped and now - max(stepped) < self._limits.unreachable_timeout):
             self._peer_diagnoses.pop(task, None)
@@ -246,8 +246,8 @@ class Verdict:
         # If a host reaches it, or no host knows, ask them again later.
         if not reached or {OPEN, REFUSED} & set(reached.values()):
             return ""
-        found = ", ".join(f"{other}: {how}" for other, how in reached.items())
-        return f"other ranks cannot reach it either ({found})"
+        results = ", ".join(f"{peer}: {how}" for peer, how in reached.items())
+        return f"other ranks cannot reach it either ({results})"
 
     def _unreached(self, now: float) -> PeerFinding | None:
         """Make the ranks of a job without new steps check their connections.

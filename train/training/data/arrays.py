@@ -84,18 +84,18 @@ def from_arrays(name: str, train: Any, test: Any, *, classes: int | None = None)
 
     The last two run TensorFlow operations, so make the strategy first.
     """
-    given = [isinstance(part, Split) for part in (train, test)]
-    if all(given):
+    are_splits = [isinstance(part, Split) for part in (train, test)]
+    if all(are_splits):
         return _from_splits(name, train, test)
-    if any(given):
+    if any(are_splits):
         raise DataError(f"{name}: train and test must both be arrays, or both have size and fetch")
     x_train, y_train = _arrays(f"{name}: train", train)
     x_test, y_test = _arrays(f"{name}: test", test)
-    for noun, one, other in (("an example", x_train, x_test), ("a label", y_train, y_test)):
-        if one.shape[1:] != other.shape[1:] or one.dtype != other.dtype:
+    for noun, in_train, in_test in (("an example", x_train, x_test), ("a label", y_train, y_test)):
+        if in_train.shape[1:] != in_test.shape[1:] or in_train.dtype != in_test.dtype:
             raise DataError(
-                f"{name}: {noun} is {one.shape[1:]} of {one.dtype} in train, but "
-                f"{other.shape[1:]} of {other.dtype} in test"
+                f"{name}: {noun} is {in_train.shape[1:]} of {in_train.dtype} in train, but "
+                f"{in_test.shape[1:]} of {in_test.dtype} in test"
             )
     if y_train.dtype.kind == "f":
         classes = None
