@@ -84,7 +84,7 @@ def measure(options: Sequence[str], rounds: int) -> dict[str, list[Sample]]:
             paths = sorted([*folder.glob("*/progress.jsonl"), *folder.glob(FETCHED)])
             trained = [ranks.training(path) for path in paths]
         if not all(trained):
-            raise RuntimeError("a rank made no step")
+            raise RuntimeError("a rank completed no steps")
         start = max(found[0]["t"] for found in trained) - began
         return Sample(round(start, 2), round(ranks.late_rate(trained[0]), 2), lags)
 

@@ -208,7 +208,7 @@ class Environment:
         self.trial = {"imports": self.lock["imports"], "driver": params["driver"]}
 
     def marker(self) -> Dict[str, Any]:
-        """Return its marker, or an empty one if it is unfinished or from another lock file."""
+        """Return the environment's marker; empty if unfinished or from another lock file."""
         marker = environments.usable_marker(self.path)
         return marker if marker.get("requirements_sha256") == self.lock["sha256"] else {}
 

@@ -107,7 +107,7 @@ def signature(path: Path) -> List[Any]:
 
 
 def notes_of(folder: Path, paths: Iterable[str]) -> Notes:
-    """Return the notes on files, all of which are read."""
+    """Return the notes on files; this reads every file."""
     files = {path: folder / path for path in paths}
     return {p: [*signature(f), sha256_of(f) if f.is_file() else ""] for p, f in files.items()}
 

@@ -452,7 +452,7 @@ def file_of(variables: Variables) -> str:
 
 
 def read_options(args: argparse.Namespace, encrypted: Sequence[str]) -> AnsibleOptions:
-    """Return the options of a command line; ask for passwords, also those for ``encrypted``."""
+    """Return the options of a command line; ask for passwords, including ``encrypted``'s."""
     passwords = []
     login = ""
     if args.ask_pass:

@@ -230,7 +230,7 @@ def _curves(attempts: Sequence[AttemptFiles]) -> Iterator[Chart]:
 
 
 def _chart(title: str, points: _Points, x_title: str, attempts: Sequence[AttemptFiles]) -> Chart:
-    """Return a chart of curves; with several attempts, those of each share a colour and name."""
+    """Return a chart; if there are several attempts, all curves of one share a colour and name."""
     several, shown = len(attempts) > 1, set()
     named = {f"{n}, attempt {a}" if several else n: curve for (n, a), curve in points.items()}
     chart = page.curves(title, named, x_title)

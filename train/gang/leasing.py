@@ -76,8 +76,8 @@ class Waiting:
     def take(self, limit: float) -> None:
         """Lease everything, after waiting at most ``limit`` seconds for other jobs.
 
-        ``stage`` then takes over the leases. Raise LeasingError if it took too long or a host is
-        unreachable, JobStoppedError if the job was stopped. Nothing is leased then.
+        ``stage`` then takes over the leases. Raise LeasingError if it takes too long or a host is
+        unreachable, JobStoppedError if the job was stopped. In both cases, nothing is leased.
         """
         deadline = time.monotonic() + limit
         do = "queue"

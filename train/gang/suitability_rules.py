@@ -207,8 +207,8 @@ def _machine(facts: Suitability, needed: Needs) -> Iterator[HostFault]:
             "no-avx",
             "the processor lacks AVX, which TensorFlow requires",
             "a processor with AVX",
-            "remove the host; if it is a virtual machine, expose the CPU model of its "
-            "hypervisor (QEMU: -cpu host)",
+            "remove the host; if it is a virtual machine, set its CPU model to that "
+            "of the physical machine (QEMU: -cpu host)",
         )
     name, _, version = facts["glibc"].partition(" ")
     if facts["python_error"] or facts["implementation"] != "cpython":

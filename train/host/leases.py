@@ -593,7 +593,7 @@ class Held:
         """Hold the leases from now on, including expired ones that are still free.
 
         Raise HeldError if another job, or another start of this rank, has one of them. The lock
-        belongs to this process only, not to processes that it forked before or starts.
+        belongs to this process only, not to processes that it forked earlier or starts later.
         """
 
         def attempt(descriptor: int) -> _Published:
@@ -661,7 +661,7 @@ def whose(blocker: Entry) -> str:
     what = {
         STARTED: "in use by %s of job %s (user %s, since %s)",
         TAKEN: "reserved for %s of job %s (user %s, since %s), which is about to start",
-        QUEUED: "next for %s of job %s (user %s, waiting since %s)",
+        QUEUED: "claimed by %s of job %s (user %s, waiting since %s)",
     }[blocker["state"]]
     return what % (blocker["task"], blocker["job"], blocker["user"], when)
 

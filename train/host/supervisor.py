@@ -389,7 +389,7 @@ class Supervisor:
             self._save()
 
     def _note_left_at_work(self, worker: subprocess.Popen[bytes]) -> None:
-        """Store active processes that are ended because the script has ended."""
+        """Record the active processes that are being ended because the script has ended."""
         progress = self._path(rank_files.PROGRESS_FILE)
         size = tail.size(progress)
         command = [os.fsdecode(word) for word in cast(Any, worker.args)]
@@ -570,7 +570,7 @@ def _bound_log() -> None:
     with contextlib.suppress(OSError):
         if os.fstat(2).st_size > _LOG_LIMIT:
             os.ftruncate(2, 0)
-            plain_text.note("the content was too large and was removed")
+            plain_text.note("this log became too large and was emptied")
 
 
 def _supervise(supervisor: Supervisor, started: Callable[[], None]) -> None:

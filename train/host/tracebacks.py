@@ -576,7 +576,7 @@ def _paragraph(message: Sequence[str]) -> str:
 
 
 def bounded(text: str, limit: int = MAX_TEXT) -> str:
-    """Return a text in one line of at most ``limit`` characters."""
+    """Return a text as one line of at most ``limit`` characters."""
     text = " ".join(text.split())
     return text if len(text) <= limit else text[: limit - 3] + "..."
 

@@ -224,7 +224,7 @@ class Settings:
     )
     init_from: str = option(
         "checkpoint or saved model on the chief's host from which weights are initialized, "
-        "by the layers' names",
+        "matched by layer name",
         "",
         str,
     )
@@ -446,7 +446,7 @@ def check(settings: Settings, environ: Mapping[str, str]) -> Cluster:
     if strategy == "one-device" and count > 1:
         raise ConfigError(f"--strategy one-device supports only one of --devices {listed}")
     if strategy == "multi-worker" and count > 1 and listed.startswith("cpu"):
-        why = "with several workers, each trains on one CPU device; remove it"
+        why = "with several workers, each trains on one CPU device; remove --devices"
         raise ConfigError(f"--devices {listed}: {why}")
     if strategy == "parameter-server":
         if settings.devices:

@@ -128,7 +128,7 @@ def find_networks(members: List[List[str]], sources: List[str]) -> List[Network]
     with concurrent.futures.ThreadPoolExecutor(max_workers=16) as pool:
         found = dict(pool.map(lambda name: (name, resolve(name)), names))
     for groups, remedy in (
-        (members, "give it an address that every host knows (train_job_address, firewall_members)"),
+        (members, "use a name that every host can resolve (train_job_address, firewall_members)"),
         (single, "correct firewall_extra_sources"),
     ):
         lost = [" or ".join(map(str, g)) for g in groups if not any(found[str(n)] for n in g)]

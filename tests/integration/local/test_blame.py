@@ -41,7 +41,7 @@ def test_a_rank_with_fewer_steps_is_named_and_not_the_one_that_lost_it(
     saved, message = lab.saved("unequal"), run.result["message"]
     assert (saved["root_cause"], saved["cause"]) == (f"worker-{leaver}", "left"), message
     assert saved["attempts"] == 1, message
-    assert "left after step 5 of 8 while the others trained on" in message
+    assert "left after step 5 of 8 while the others kept training" in message
     assert "not restarted: it would fail the same way again" in message
 
 

@@ -75,14 +75,14 @@ def test_a_job_is_refused_or_waits_for_another_one(lab: Lab, tmp_path: Path) -> 
 
 
 def test_where_one_rank_gets_nothing_none_does(lab: Lab) -> None:
-    """Another job is next for one rank's port, which is noticed when the ranks are staged."""
+    """Another job has claimed one rank's port, which is noticed when the ranks are staged."""
     port = ports(lab)[1]
     early = holder("early")
     assert leases.wait(str(leases_of(lab)), {f"port/{port}": "it"}, early, 0) == []
     done = lab.playbook("train.yml", train_job_script=str(PLAIN), train_job_id="a")
     told = " ".join(done.stdout.split())
     assert done.returncode == 2, told
-    assert f"port {port} is next for worker-0 of job early (user " in told
+    assert f"port {port} is claimed by worker-0 of job early (user " in told
     assert told.count("nothing was started, and the job's leases were released") >= 2
     assert held(lab) == {}
     assert not list(lab.root.glob("jobs/*"))

@@ -207,7 +207,7 @@ def test_the_log_of_a_supervisor_has_a_limit(tmp_path: Path) -> None:
     with log.open("ab") as stream:
         command = [sys.executable, "-S", "-c", code]
         subprocess.run(command, cwd=REPOSITORY, stderr=stream, check=True)
-    assert log.read_text() == "the content was too large and was removed\n"
+    assert log.read_text() == "this log became too large and was emptied\n"
 
 
 #: Writes much to its log and its progress, then its last words; at TERM it goes on writing.

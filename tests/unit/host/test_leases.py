@@ -271,10 +271,10 @@ def test_the_queue_has_the_order_in_which_the_jobs_were_made(folder: Path) -> No
     (blocker,) = leases.wait(place, PORT, late, 0)
     assert (blocker["job"], blocker["state"]) == ("early", leases.QUEUED)
     text = leases.describe(blocker)
-    assert text.startswith("port 12345 is next for worker-0 of job early (user ")
+    assert text.startswith("port 12345 is claimed by worker-0 of job early (user ")
     assert "waiting since" in text
     for later in (late, holder("hasty", 3.0)):
-        assert "is next for worker-0 of job early" in refused(folder, PORT, later)
+        assert "is claimed by worker-0 of job early" in refused(folder, PORT, later)
     assert leases.wait(place, {"port/9": "port 9"}, holder("elsewhere", 4.0), 0) == []
     # Of one moment, the id decides.
     assert leases.wait(place, PORT, holder("a", 1.0), 0) == []

@@ -52,7 +52,7 @@ def test_members_by_name_and_address(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(address in text.partition("members6")[0] for address in v4)
     assert all(address in text.partition("members6")[2] for address in v6)
     for members, sources, message in (
-        ([["a", "b"], ["c"]], [], r"resolve a or b, c: give it an address"),
+        ([["a", "b"], ["c"]], [], r"resolve a or b, c: use a name"),
         ([], ["10.9.9.9/33"], r"resolve 10\.9\.9\.9/33: correct firewall_extra_sources"),
     ):
         with pytest.raises(rules.FirewallError, match=message):

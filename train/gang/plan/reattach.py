@@ -68,7 +68,7 @@ def check(value: object, job: str, inventory: Inventory) -> Manifest:
         raise ReportError("does not describe its last attempt")
     for rank in ranks:
         if rank["task"] != f"{rank['type']}-{rank['index']}":
-            raise ReportError(f"has a rank {rank['task']} that is {rank['type']} {rank['index']}")
+            raise ReportError(f"gives {rank['type']} {rank['index']} the name {rank['task']}")
     manifest = renaming.in_names_of({**reports.bounded(value), **checked}, inventory)
     for host in (rank["host"] for rank in manifest["ranks"]):
         if host not in inventory.names:

@@ -64,7 +64,7 @@ CAUSES = {
     ),
     ends.HUNG: Cause(True, "its stacks show where it was waiting; see train_job_hang_factor"),
     ends.LINGERED: Cause(
-        False, "let the script end the threads and processes that it starts, and exit"
+        False, "make the script end the threads and processes that it starts, and exit"
     ),
     ends.MAX_RUNTIME: Cause(False, f"raise train_job_max_runtime, then `{suggest('restart')}`"),
     ends.SUPERVISOR: Cause(True, "find out who killed the supervisor"),
@@ -91,9 +91,9 @@ CAUSES = {
     ),
     cause_names.LEFT: Cause(
         False,
-        "give all ranks the same number of steps (`.repeat()` with steps_per_epoch, "
-        "without the remainder), evaluate and save in all ranks if a strategy is used, and "
-        "let the ranks wait for each other at the end (docs/your-script.md)",
+        "give all ranks the same number of steps (`.repeat()` with steps_per_epoch "
+        "rounded down), evaluate and save in all ranks if a strategy is used, and "
+        "make the ranks wait for each other at the end (docs/your-script.md)",
     ),
     cause_names.ALONE: Cause(
         False, "create the strategy in every rank, and leave TF_CONFIG unchanged"

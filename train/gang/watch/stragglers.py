@@ -293,7 +293,7 @@ def _over(found: PaceFinding | None) -> PaceFinding | None:
     if found is None:
         return None
     if found.cause == "network":
-        text = "the exchange is as fast as before again"
+        text = "the exchange is back to its former speed"
     elif found.cause == "cpu":
         text = f"{found.task} ({found.host}): its processors are no longer slowed down"
     else:
@@ -302,7 +302,7 @@ def _over(found: PaceFinding | None) -> PaceFinding | None:
 
 
 def number(value: object) -> float | None:
-    """Return a JSON value if it is a number. NaN and infinities are strings there."""
+    """Return a JSON value if it is a number. In records, NaN and infinities are strings."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     return None

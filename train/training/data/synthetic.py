@@ -1,4 +1,4 @@
-"""Synthetic images that can be learned, without files, and the same everywhere.
+"""Learnable synthetic images, made without files and identical everywhere.
 
 An image is the coarse pattern of its class, with noise. Both are whole-number hashes of the seed
 and the example's number, computed in the graph, so that any number of examples takes no memory.

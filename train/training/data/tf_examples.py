@@ -47,7 +47,7 @@ def open_tfrecords(folder: Path, image_size: int) -> Data:
         if classes is None:
             return features, label
         fits = (label >= 0) & (label < classes)
-        said = ["label", label, "is not one of the classes below", classes]
+        said = ["label", label, "is not one of the classes 0 to", classes - 1]
         with tf.control_dependencies([tf.debugging.Assert(fits, said)]):
             return features, tf.identity(label)
 

@@ -81,7 +81,7 @@ def record_data(
 
 
 def read_records(files: list[Path]) -> Records:
-    """Return where the records of files are; raise DataError if a file is damaged or all are empty.
+    """Locate the records in files; raise DataError if a file is damaged or all are empty.
 
     Only the headers are read and checked.
     """

@@ -358,7 +358,9 @@ LEFT = {"phase": "completed", "exit_code": 0, "progress": AT_12, "ended_at": 10.
 WAITED = failed(log="UnavailableError: Socket closed\n", ended_at=30.0, progress=AT_12)
 HUNG = failed("has made no step", cause="hung", exit_code=-6, stuck_in_framework=True)
 OWN_ERROR = failed("exited with code 1: ValueError: label 12", ended_at=31.0)
-AFTER_12 = "left after step 12 of 20 while the others trained on: worker-{0} on host-of-worker-{0} "
+AFTER_12 = (
+    "left after step 12 of 20 while the others kept training: worker-{0} on host-of-worker-{0} "
+)
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,7 @@ def test_an_exchange_that_becomes_slow_is_of_nobody() -> None:
     assert "none computes longer: the network is slow, or hosts are busy" in told.text
     assert "the host of worker-2 (host-2) retransmitted 4.0% of its TCP segments" in told.text
     [over] = run.go(60, transfer=10.0, facts=facts)
-    assert over.text == "the exchange is as fast as before again"
+    assert over.text == "the exchange is back to its former speed"
 
 
 # ---------------------------------------------------------------------------------- by hosts
