@@ -64,7 +64,7 @@ Q+47JAY=
 """
 FINGERPRINT = "C959BDBAFA32A2F89A153B678CFDE12197965A9A"
 SERVER = """
-apt-get -qq install --no-install-recommends --yes gnupg
+apt-get -qq update && apt-get -qq install --no-install-recommends --yes gnupg
 mkdir -p /srv/debian12/x86_64; cat > /srv/debian12/x86_64/3bf863cc.pub
 cd /srv; setsid python3 -m http.server 8000 > /dev/null 2>&1 &
 """
