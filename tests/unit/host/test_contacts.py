@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -46,13 +48,20 @@ def peer(server: socket.socket) -> Iterator[int]:
 def looked(
     made: contacts.Contacts, pids: set[int], seconds: float = 20.0, makes_steps: bool = True
 ) -> float:
-    """Return for how long a rank was alone that was looked at for some seconds."""
+    """Return for how long a rank was alone that was looked at for some seconds.
+
+    The kernel's tables are read once: nothing changes in the meantime, and reading them is slow.
+    """
     now = 100.0
-    while now <= 100.0 + seconds:
-        if made.due(now, makes_steps):
-            made.look(lambda: pids, now, makes_steps)
-            processes.wait_until(lambda: made._addresses is not None, 5.0)
-        now += 0.5
+    with (
+        mock.patch.object(contacts, "connections", functools.cache(contacts.connections)),
+        mock.patch.object(processes, "is_listening", functools.cache(processes.is_listening)),
+    ):
+        while now <= 100.0 + seconds:
+            if made.due(now, makes_steps):
+                made.look(lambda: pids, now, makes_steps)
+                processes.wait_until(lambda: made._addresses is not None, 5.0)
+            now += 0.5
     return made.seconds_alone(now)
 
 
