@@ -144,7 +144,7 @@ def _attach_again(options: Args) -> str:
     try:
         return f"attach again with `{suggestions.command('attach', job=job)}`"
     except ValueError:  # its logs are in a folder that is not named after a job
-        return "attach to it again"
+        return "attach to the job again"
 
 
 class HostAction(_Action):

@@ -30,7 +30,7 @@ class _Limited:
 
     def read(self, size: int) -> bytes:
         if size > self._left:
-            raise ArchiveError("it exceeds its size limit")
+            raise ArchiveError("the archive exceeds its size limit")
         data = self._stream.read(size)
         self._left -= len(data)
         return data
@@ -45,7 +45,7 @@ def _opened(archive: Path, limit: int) -> Iterator[tarfile.TarFile]:
             with tarfile.open(fileobj=stream, mode="r|", bufsize=tarfile.RECORDSIZE) as tar:
                 yield tar
     except (tarfile.TarError, EOFError, zlib.error, ValueError, gzip.BadGzipFile) as error:
-        raise ArchiveError(f"it is corrupt: {error}") from error
+        raise ArchiveError(f"the archive is corrupt: {error}") from error
 
 
 def unpack(archive: Path, folder: Path, names: Collection[str], limit: int, files: int) -> None:
@@ -66,9 +66,13 @@ def unpack(archive: Path, folder: Path, names: Collection[str], limit: int, file
                 left -= member.size
                 _check(member, names)
                 if left < 0 or member.size < 0:
-                    raise ArchiveError("it is larger than train_job_results_limit_mb")
+                    raise ArchiveError(
+                        "the files are larger than train_job_results_limit_mb allows"
+                    )
                 if number >= files:
-                    raise ArchiveError("it contains more files than train_job_results_limit_files")
+                    raise ArchiveError(
+                        "there are more files than train_job_results_limit_files allows"
+                    )
                 # No member can escape from a fresh folder without links.
                 tar.extract(member, fresh, filter="data")
         for name in names:
@@ -99,6 +103,8 @@ def _check(member: tarfile.TarInfo, names: Collection[str]) -> None:
     shown = plain_text.clean(member.name, 200)
     parts = member.name.split("/")
     if parts[0] not in names or {"", ".", ".."} & set(parts) or "\0" in member.name:
-        raise ArchiveError(f"{shown} is not in {' or '.join(names)}")
+        raise ArchiveError(f"the archive contains {shown}, which is not in {' or '.join(names)}")
     if not (member.isdir() or (member.isreg() and len(parts) > 1)):
-        raise ArchiveError(f"{shown} is neither a folder nor a file inside one")
+        raise ArchiveError(
+            f"the archive contains {shown}, which is neither a folder nor a file inside one"
+        )

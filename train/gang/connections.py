@@ -286,14 +286,14 @@ class Play:
         strategy = str(play.strategy).rpartition(".")[2]
         if strategy not in _STRATEGIES:
             raise UserError(
-                f"this play has `strategy: {strategy}`, but all hosts of a gang must run "
-                f"each task together: remove it, or use {' or '.join(_STRATEGIES)}"
+                f"this play has `strategy: {strategy}`, but all hosts of a gang must run each "
+                f"task together: remove this line, or use the strategy {' or '.join(_STRATEGIES)}"
             )
         if play.serial and self._at_once < len(self.hosts):
             raise UserError(
-                f"this play has `serial`, which runs on {self._at_once} of its "
-                f"{len(self.hosts)} hosts at a time, but all ranks of a gang start "
-                "together: remove it"
+                f"this play has `serial` and so runs on {self._at_once} of its {len(self.hosts)} "
+                "hosts at a time, but all ranks of a gang must start together: remove `serial` "
+                "from the play"
             )
 
     def registered(self, host: str, name: str) -> Returned:

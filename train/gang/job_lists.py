@@ -17,7 +17,9 @@ def _listed(play: connections.Play, args: Args) -> tuple[list[MergedJob], list[s
         if "jobs" in listed:
             try:
                 found[name], wrong = reports.listing(listed["jobs"])
-                warnings += [f"{name}: ignored: {reason}" for reason in wrong[:3]]
+                warnings += [
+                    f"ignoring an entry in the job list of {name}: {reason}" for reason in wrong[:3]
+                ]
             except reports.ReportError as error:
                 warnings.append(f"ignoring the malformed job list of {name}: {error}")
     return listing.merge(found), [name for name in names if name not in found], warnings

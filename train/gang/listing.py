@@ -22,7 +22,9 @@ def seconds_of(text: str) -> float:
     """Return an age such as ``14d`` in seconds (s, m, h, d or w). Raise ValueError if invalid."""
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhdw])", text.strip())
     if found is None:
-        raise ValueError(f"{text!r} is not an age: use a number with s, m, h, d or w, such as 14d")
+        raise ValueError(
+            f"{text!r} is not a valid age: use a number followed by s, m, h, d or w, such as 14d"
+        )
     return float(found[1]) * _UNITS[found[2]]
 
 
@@ -144,7 +146,9 @@ def choose_old(
             known = None
         unseen = [host for host in unreachable if known is None or host in known]
         if unseen:
-            reasons.append(f"{names_of(unseen)} did not report, and a rank may be alive there")
+            reasons.append(
+                f"{names_of(unseen)} did not report, so a rank of the job may still be running"
+            )
         if any(reasons):
             kept.append(f"{job['job']}: {next(filter(None, reasons))}")
         else:

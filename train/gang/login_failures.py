@@ -51,8 +51,8 @@ KINDS = {
     "changed-key": _Kind(
         "the host key has changed: the host was reinstalled, or another machine answers at "
             "its address",
-        "compare the key with the host's own, then remove the old one with `{forget}` and log in "
-        "with `{ssh}`",
+        "compare the key with the host's own, then remove the old key with `{forget}` and log "
+        "in with `{ssh}`",
     ),
     "unknown-key": _Kind(
         "the host key is not known on this machine",
@@ -77,11 +77,12 @@ KINDS = {
     ),
     "expired": _Kind(
         "the password or the account of the user has expired on the host",
-        "run `{ssh}` to set a new password, or run `chage -M -1 -E -1 {user}` there as root",
+        "run `{ssh}` to set a new password, or run `chage -M -1 -E -1 {user}` on the host as root",
     ),
     "nologin": _Kind(
         "the user's account has no login shell on the host",
-        "run `usermod -s /bin/bash {user}` there as root, or set ansible_user to another user",
+        "run `usermod -s /bin/bash {user}` on the host as root, or set ansible_user to "
+            "another user",
     ),
     "booting": _Kind(
         "the host rejects logins of unprivileged users: it is booting, shutting down or "
@@ -89,7 +90,7 @@ KINDS = {
         "wait until `{ssh}` works",
     ),
     "many-keys": _Kind(
-        "the host rejected the login after ssh had offered too many keys of the ssh-agent",
+        "the host rejected the login because ssh offered too many keys from the ssh-agent",
         "set ansible_ssh_private_key_file, and ansible_ssh_common_args to -o IdentitiesOnly=yes",
     ),
     "key-denied": _Kind(
@@ -127,13 +128,13 @@ KINDS = {
         "update the older of the two; `{ssh} -v` lists the algorithms",
     ),
     "become": _Kind(
-        "the user may not become another user without a password (sudo)",
+        "sudo requires a password, or does not allow the user to become another user",
         "add --ask-become-pass, or allow it with NOPASSWD in the host's sudoers",
     ),
     "hangs": _Kind(
-        "the login hangs: it was accepted, but no command ran in time",
-        "run `{ssh}` to find out what it waits for; ~/.bashrc and similar files must not "
-            "block without a terminal",
+        "the login hangs: the host accepted it, but no command ran in time",
+        "run `{ssh}` to find out what the login waits for; ~/.bashrc and similar files must not "
+        "block without a terminal",
     ),
     "no-commands": _Kind(
         "the login does not run commands: a startup file such as ~/.bashrc exits or "

@@ -84,8 +84,8 @@ def read_manifest(job: str, runs_dir: Path) -> Manifest:
     manifest = job_records.read_manifest(runs_dir / job)
     if manifest is None:
         raise UserError(
-            f"{runs_dir / job / MANIFEST_FILE} does not exist, but another attempt "
-            "(train_job_attempt) needs an earlier one: attach to the job first with "
-            f"`{suggestions.command('attach', job=job)}`"
+            f"{runs_dir / job / MANIFEST_FILE} does not exist, but a further attempt "
+            "(train_job_attempt) needs the manifest of an earlier one: attach to the job first "
+            f"with `{suggestions.command('attach', job=job)}`"
         )
     return manifest

@@ -235,7 +235,10 @@ def _python(facts: Suitability, needed: Needs) -> Iterator[HostFault]:
     # Part of the sentence, because hosts with the same sentence share a remedy.
     other = "".join(f"; {one['path']} is suitable" for one in facts["others"][:1])
     if numbers(facts["host_python"]) < numbers(_HOST_PYTHON):
-        sentence = f"Python {facts['host_python']}, which Ansible uses, is too old for its modules"
+        sentence = (
+            f"Python {facts['host_python']}, which Ansible uses on this host, is too old for "
+            "Ansible's modules"
+        )
         also = f"also set ansible_python_interpreter to a newer Python: {remedy}"
         yield HostFault("host-python-too-old", sentence, f"Python {_HOST_PYTHON} or newer", also)
     if facts["python_error"]:
@@ -253,8 +256,11 @@ def _python(facts: Suitability, needed: Needs) -> Iterator[HostFault]:
     elif facts["implementation"] != "cpython" or facts["free_threaded"] or facts["bits"] != 64:
         name = "free-threaded" if facts["free_threaded"] else f"{facts['bits']}-bit"
         build = facts["implementation"] if facts["implementation"] != "cpython" else name
-        sentence = f"the Python at {where} is {build}, and TensorFlow has no build for it{other}"
-        yield HostFault("python-build", sentence, f"the usual 64-bit {expected}", remedy)
+        sentence = (
+            f"the Python at {where} is {build}, and TensorFlow has no build for this kind of "
+            f"Python{other}"
+        )
+        yield HostFault("python-build", sentence, f"a standard 64-bit CPython, {expected}", remedy)
     elif not facts["has_venv"] and not needed.prepares_package(facts, command):
         sentence = f"the Python at {where} lacks the module venv{other}"
         yield HostFault(
@@ -264,7 +270,7 @@ def _python(facts: Suitability, needed: Needs) -> Iterator[HostFault]:
 
 def _venv_remedy(facts: Suitability, otherwise: str) -> str:
     if _family(facts) == "debian" and facts["interpreter"] == "/usr/bin/python3":
-        return "run there: `sudo apt-get install python3` (python3-minimal is not enough)"
+        return "run on the host: `sudo apt-get install python3` (python3-minimal is not enough)"
     return otherwise
 
 
@@ -291,7 +297,9 @@ def python_remedy(facts: Suitability, needed: Needs) -> str:
         if known and can_install and PREPARES in needed.roles:
             return f"set tensorflow_python to {known[0]}, which setup.yml installs (training_host)"
         package = (known or [f"python{_version(oldest, newest)}"])[0]
-        return f"run there: `sudo dnf install {package}`, and set tensorflow_python to {package}"
+        return (
+            f"run on the host: `sudo dnf install {package}`, and set tensorflow_python to {package}"
+        )
     return _remedy_without_package(facts, _version(oldest, newest))
 
 
@@ -304,12 +312,15 @@ def _remedy_without_package(facts: Suitability, version: str) -> str:
     """Return how to install a Python that the host's distribution does not have."""
     commands = f"{_INSTALL_UV} && {_INSTALL_PYTHON.format(version=version)}"
     remedy = (
-        f"install Python {version} in the user's home directory and set tensorflow_python "
-        f"to {_PYTHON_OF_UV.format(version=version)}; run there, without root: `{commands}`"
+        f"install Python {version} in the user's home directory and set tensorflow_python to "
+        f"{_PYTHON_OF_UV.format(version=version)}; run on the host, without root: `{commands}`"
     )
     _, release = _TOO_OLD.get((facts["os_id"], facts["os_version"]), ("", ""))
     if release:
-        remedy += f". Or upgrade the host to {release} or newer: {facts['os_name']} has none"
+        remedy += (
+            f". Or upgrade the host to {release} or newer: {facts['os_name']} has no suitable "
+            "Python package"
+        )
     return remedy
 
 
@@ -320,18 +331,19 @@ def folder_faults(facts: Suitability, needed: Needs) -> Iterator[HostFault]:
     if needed.mounts_folder(facts):
         return
     if facts["obstacle"]:
-        sentence = f"{facts['obstacle']} is in the way: it is a file or a broken link"
-        remedy = f"move it away, or {choose}"
-        yield HostFault("obstacle", sentence, "a folder, or nothing", remedy)
+        sentence = f"{facts['obstacle']} is a file or a broken link, but must be a folder"
+        remedy = f"move this file away, or {choose}"
+        yield HostFault("obstacle", sentence, "a folder, or an unused path", remedy)
         return
     is_read_only = "ro" in facts["mount_options"].split(",")
     if facts["write_error"] and (is_read_only or not needed.prepares_folder()):
         sentence = f"{parent} is not writable: {facts['write_error']}"
         remedy = (
-            f"run there: `ls -ld {shlex.quote(parent)}`, and make the user the owner of the folder"
+            f"run on the host: `ls -ld {shlex.quote(parent)}`, and make the user the owner "
+            "of the folder"
         )
         if is_read_only:
-            remedy = f"run there: `sudo mount -o remount,rw {shlex.quote(point)}`"
+            remedy = f"run on the host: `sudo mount -o remount,rw {shlex.quote(point)}`"
         yield HostFault("not-writable", sentence, "a writable folder", f"{remedy}, or {choose}")
     if facts["is_noexec"]:
         sentence = suitability.NOEXEC % (point, root)
@@ -344,7 +356,7 @@ def folder_faults(facts: Suitability, needed: Needs) -> Iterator[HostFault]:
             "no-space",
             f"not enough space for TensorFlow ({variant}) on the filesystem of {parent}",
             f"{need} MB free",
-            f"free up space, or {choose} on another filesystem; run there: `df -h "
+            f"free up space, or {choose} on another filesystem; run on the host: `df -h "
             f"{shlex.quote(parent)}`",
             f"{facts['free_mb']} MB free",
         )

@@ -70,4 +70,6 @@ def _free_port(first: int) -> int:
     ports = range(first, 65_536) if first > 0 else ()
     for port in filter(processes.is_free, ports):
         return port
-    raise UserError(f"no free port on this machine from {first} up: the range is 1 to 65535")
+    raise UserError(
+        f"no free port on this machine from {first} to 65535: choose a lower first port, 1 or more"
+    )

@@ -139,7 +139,7 @@ def _environment(host: str, checkup: Checkup) -> Found:
     if checkup["python_error"]:
         yield _finding(FAIL, "no-environment", host, checkup["python_error"], good, setup)
     elif "python" in checkup["packages"] and not _tensorflow(checkup):
-        found = f"{checkup['python']} has no TensorFlow"
+        found = f"TensorFlow is not installed for {checkup['python']}"
         yield _finding(FAIL, "no-tensorflow", host, found, good, setup)
     elif checkup["imported"].get("error"):
         found = f"TensorFlow cannot be imported: {checkup['imported']['error']}"
@@ -161,29 +161,31 @@ def _room(host: str, checkup: Checkup) -> Found:
     elif checkup["free"] < MIN_FREE:
         found = f"only {checkup['free']} MiB free at {checkup['root']}"
         remedy = suggest("clean", age="14d")
-        yield _finding(FAIL, "disk-full", host, found, f"{MIN_FREE} MiB", remedy)
+        yield _finding(FAIL, "disk-full", host, found, f"{MIN_FREE} MiB or more", remedy)
 
 
 def _limits(host: str, checkup: Checkup) -> Found:
     if checkup["gpus"] and checkup["shm"] < MIN_SHM:  # only NCCL needs a lot
         found = f"/dev/shm has only {checkup['shm']} MiB"
         setup = _setup(host, "training_host", variable="training_host_shm_size_mb=1024")
-        remedy = f"`{setup}`, or --shm-size for a container"
-        yield _finding(WARNING, "small-shm", host, found, f"{MIN_SHM} MiB for NCCL", remedy)
+        remedy = f"`{setup}`; if the host is a container, start it with a larger --shm-size"
+        yield _finding(WARNING, "small-shm", host, found, f"{MIN_SHM} MiB or more for NCCL", remedy)
     if checkup["nofile"] < MIN_NOFILE:
-        found = f"the limit of open files is {checkup['nofile']}"
+        found = f"the limit on open files is {checkup['nofile']}"
         remedy = _setup(host, "training_host")
-        yield _finding(WARNING, "few-files", host, found, f"{MIN_NOFILE}", remedy)
+        yield _finding(WARNING, "few-files", host, found, f"{MIN_NOFILE} or more", remedy)
     if checkup["memory_limit"]:
-        found = f"the memory limit is {checkup['memory_limit']} of {checkup['memory']} MiB"
+        found = f"memory is limited to {checkup['memory_limit']} of {checkup['memory']} MiB"
         bad = WARNING if checkup["memory_limit"] < MIN_MEMORY else INFO
         remedy = "raise memory.max of the control group (systemd: MemoryMax, Docker: --memory)"
         yield _finding(bad, "memory-limit", host, found, "no limit", remedy)
     elif checkup["memory"] < MIN_MEMORY:
         found = f"the host has only {checkup['memory']} MiB of memory"
-        yield _finding(WARNING, "little-memory", host, found, f"{MIN_MEMORY} MiB", "add memory")
+        yield _finding(
+            WARNING, "little-memory", host, found, f"{MIN_MEMORY} MiB or more", "add memory"
+        )
     if checkup["usable_cores"] < checkup["cores"]:
-        found = f"the CPU limit is {checkup['usable_cores']:g} of {checkup['cores']} cores"
+        found = f"the host may use only {checkup['usable_cores']:g} of its {checkup['cores']} cores"
         bad = WARNING if checkup["usable_cores"] < 1 else INFO
         remedy = "raise cpu.max of the control group (systemd: CPUQuota, Docker: --cpus)"
         yield _finding(bad, "cpu-limit", host, found, "all cores", remedy)
@@ -197,18 +199,18 @@ def _others(host: str, checkup: Checkup) -> Found:
     ]
     of_leftover = holder.split(" (")[0] in [f"pid {pid}" for pid in pids]
     if leftovers:
-        found = f"{len(pids)} processes of jobs that have ended: {leftovers[0]}"
+        found = f"processes left over from ended jobs ({len(pids)}): {leftovers[0]}"
         bad = WARNING
         if of_leftover:
-            bad, found = FAIL, f"{found}; port {port} is held by {holder}"
-        remedy = suggest("kill", on=host, pids=" ".join(pids)) if pids else "end them"
+            bad, found = FAIL, f"{found}; port {port} is in use by {holder}"
+        remedy = suggest("kill", on=host, pids=" ".join(pids)) if pids else "end these processes"
         yield _finding(bad, "leftovers", host, found, "none", remedy)
     if holder and not of_leftover and not checkup["port_job"]:
         found = f"port {port} is in use by {holder}"
-        remedy = f"end it, or set train_job_port for {host}"
+        remedy = f"end that process, or set another train_job_port for {host}"
         yield _finding(FAIL, "port-taken", host, found, "a free port", remedy)
     for lease in checkup["leases"]:
-        found = f"measured while another job was running: its machine is {lease}"
+        found = f"another job was running during the measurements: the machine is {lease}"
         yield _finding(INFO, "in-use", host, found, "", suggest("list"))
     if checkup["busy_cores"] > max(BUSY, BUSY_PART * checkup["cores"]):
         found = (
@@ -228,22 +230,25 @@ def _others(host: str, checkup: Checkup) -> Found:
 def _surroundings(host: str, checkup: Checkup) -> Found:
     if checkup["proxy"]:
         found = f"{checkup['proxy']} is set in the login environment, and gRPC would use it"
-        remedy = "set no_proxy to the hosts' addresses; jobs started here do not use the proxy"
+        remedy = (
+            "set no_proxy to the hosts' addresses; jobs of this launcher do not use the proxy "
+            "in any case"
+        )
         yield _finding(WARNING, "proxy", host, found, "no proxy between hosts", remedy)
     if checkup["firewall_off"]:
         found, setup = "the rules of the role firewall are not loaded", _setup(host, "firewall")
-        yield _finding(WARNING, "firewall-off", host, found, "loaded rules", setup)
+        yield _finding(WARNING, "firewall-off", host, found, "the rules are loaded", setup)
 
 
 def _gpus(host: str, checkup: Checkup) -> Found:
     if checkup["gpu_error"]:
         remedy = suggest("gpus", on=host)
-        yield _finding(FAIL, "driver", host, checkup["gpu_error"], "an answer", remedy)
+        yield _finding(FAIL, "driver", host, checkup["gpu_error"], "nvidia-smi works", remedy)
     for gpu in checkup["gpus"]:
         yield from _gpu(host, gpu)
     yield from _driver(host, checkup)
     for words in checkup["gpu_processes"]:
-        remedy = "end it, or choose other GPUs (train_job_gpus)"
+        remedy = "end that process, or choose other GPUs (train_job_gpus)"
         yield _finding(WARNING, "gpu-taken", host, f"a GPU is in use by {words}", "none", remedy)
     for line in checkup["xid"][-1:]:
         report = suggest("gpu-report", on=host)
@@ -268,7 +273,9 @@ def _gpu(host: str, gpu: Mapping[str, str]) -> Found:
     action = gpu.get("gpu_recovery_action", "None")
     broken = "[GPU requires reset]" in gpu.values()
     if broken or re.fullmatch(r"(Drain|Reset|Reboot).*", action):
-        found = "the GPU requires a reset" if broken else f"the driver asks for: {action}"
+        found = (
+            "the GPU requires a reset" if broken else f"the driver recommends this action: {action}"
+        )
         command = suggest("gpu-reset", on=host, index=index) if index != "?" else "reset it"
         remedy = f"`{command}`; if that fails, reboot {host}"
         yield _finding(FAIL, "gpu-reset", where, found, "a working GPU", remedy)
@@ -278,7 +285,7 @@ def _gpu(host: str, gpu: Mapping[str, str]) -> Found:
         yield _finding(FAIL, "gpu-ecc", where, found, "none", suggest("gpu-ecc", on=host))
     width, lanes = _number(gpu, "pcie.link.width.current"), _number(gpu, "pcie.link.width.max")
     if 0 < width < lanes:
-        found = f"{width:g} of {lanes:g} PCIe lanes"
+        found = f"it uses {width:g} of {lanes:g} PCIe lanes"
         # Many slots have half of a card's lanes, including those of cloud machines.
         bad = INFO if width == lanes / 2 else WARNING
         yield _finding(
@@ -294,7 +301,7 @@ def _gpu(host: str, gpu: Mapping[str, str]) -> Found:
     if gpu.get("persistence_mode") == "Disabled":
         remedy = suggest("gpu-persistence", on=host)
         found = "the driver is unloaded when not in use, which slows down every start"
-        yield _finding(INFO, "gpu-persistence", where, found, "persistence mode", remedy)
+        yield _finding(INFO, "gpu-persistence", where, found, "persistence mode is on", remedy)
 
 
 def _driver(host: str, checkup: Checkup) -> Found:
@@ -308,10 +315,10 @@ def _driver(host: str, checkup: Checkup) -> Found:
     driver = checkup["gpus"][0].get("driver_version", "")
     remedy = _setup(host, "nvidia_driver")
     if needed and re.fullmatch(r"[0-9.]+", driver) and _version(driver) < _version(needed):
-        found = f"driver {driver}, but TensorFlow is built for CUDA {cuda}"
+        found = f"driver {driver} is too old: TensorFlow is built for CUDA {cuda}"
         yield _finding(FAIL, "driver-old", host, found, f"{needed} or newer", remedy)
     elif checkup["imported"].get("gpus") == 0:
-        found = f"nvidia-smi lists {len(checkup['gpus'])} GPUs, TensorFlow none"
+        found = f"nvidia-smi lists {len(checkup['gpus'])} GPUs, but TensorFlow finds none"
         remedy = _setup(host, "nvidia_driver,tensorflow")
         yield _finding(WARNING, "gpu-unseen", host, found, "the same", remedy)
 
@@ -347,7 +354,7 @@ def _login(host: str, examined: Examined) -> Found:
     if abs(login["clock"]) > MAX_CLOCK_S + login["seconds"] / 2:
         how = "fast" if login["clock"] > 0 else "slow"
         found = f"its clock is {abs(login['clock']):.1f} s {how}"
-        good = f"at most {MAX_CLOCK_S:g} s off this machine's clock"
+        good = f"within {MAX_CLOCK_S:g} s of this machine's clock"
         yield _finding(WARNING, "clock", host, found, good, _setup(host, "clock_sync"))
 
 
@@ -451,17 +458,23 @@ def _names(examined: Examined) -> tuple[_Problems, _Problems, set[_Pair]]:
                 continue
             checked.add((host, target))
             if not resolved:
-                remedy = f"add {address} to /etc/hosts of {host}, or set train_job_address to an IP"
+                remedy = (
+                    f"add {address} to /etc/hosts on {host}, or set train_job_address of "
+                    f"{target} to an IP address"
+                )
                 said = f"{address} cannot be resolved on {host}"
                 problem = _finding(FAIL, "unresolved", "", said, "an address", remedy)
                 unresolved[host, target] = problem
             elif all(ip.startswith("127.") or ip == "::1" for ip in resolved):
                 if all(c["machine"] == checkup["machine"] for c in checkups.values()):
                     continue  # all hosts are one machine
-                bad, said = WARNING if is_itself else FAIL, f"{address} is {resolved[0]} on {host}"
+                bad, said = (
+                    WARNING if is_itself else FAIL,
+                    f"{address} resolves to {resolved[0]} on {host}",
+                )
                 remedy = (
-                    f"set train_job_address of {target} to its IP, or remove the line for "
-                    f"{address} from /etc/hosts of {host} (127.0.1.1 on Debian)"
+                    f"set train_job_address of {target} to its IP address, or remove the line "
+                    f"for {address} from /etc/hosts on {host} (127.0.1.1 on Debian)"
                 )
                 problem = _finding(bad, "loopback", "", said, "an address on the network", remedy)
                 loopback[host, target] = problem
@@ -475,15 +488,15 @@ def _unreached(links: Mapping[_Pair, Link], examined: Examined) -> tuple[_Proble
         out, checkup = link.get("out"), examined["checkups"][peer]
         place = f"{examined['addresses'][peer]} port {checkup['spare_port']}"
         if link.get("met"):
-            said = f"{place} of {peer} is answered by {link['met']}"
+            said = f"connections to {peer} at {place} reach {link['met']}"
             remedy = f"set train_job_address of {peer} to its own address"
             elsewhere[host, peer] = _finding(FAIL, "wrong-address", "", said, peer, remedy)
         elif out not in (None, probe.OPEN, probe.UNRESOLVABLE):
             # If the port itself is in use, the other port need not be open.
             bad = FAIL if checkup["spare_port"] == checkup["port"] else INFO
             remedy = (
-                f"open port {checkup['spare_port']} of {peer} to {host}: "
-                f"`{_setup(peer, 'firewall')}`, or your own firewall"
+                f"open port {checkup['spare_port']} of {peer} to {host}: use "
+                f"`{_setup(peer, 'firewall')}`, or change your own firewall"
             )
             said = f"{place}: {out}"
             blocked[host, peer] = _finding(bad, "port-blocked", "", said, "open", remedy)
@@ -491,7 +504,7 @@ def _unreached(links: Mapping[_Pair, Link], examined: Examined) -> tuple[_Proble
 
 
 def _late(rtt: float) -> Finding:
-    remedy = "train within one network, or exchange gradients less often (--accumulate)"
+    remedy = "train on hosts of one network, or exchange gradients less often (--accumulate)"
     said = f"the round-trip time is {rtt:.0f} ms"
     return _finding(WARNING, "latency", "", said, f"below {MAX_RTT_MS:g} ms", remedy)
 
@@ -518,7 +531,7 @@ def _loses(pair: _Pair, links: Mapping[_Pair, Link]) -> bool:
 
 def _lossy(host: str, peer: str, part: float, rate: float) -> Finding:
     counts = " and ".join(f"`{suggest('link-errors', on=one)}`" for one in (host, peer))
-    remedy = f"check cable and switch; {counts} shows error counters"
+    remedy = f"check the cable and the switch; {counts} show error counters"
     said = f"{part:.1%} of packets are retransmitted, the rate is {rate:.3g} Mbit/s"
     return _finding(WARNING, "loss", "", said, f"below {MAX_RESENT:.1%}", remedy)
 
@@ -544,7 +557,10 @@ def _slow(host: str, peer: str, rate: float, usual: float, examined: Examined) -
     server = suggest("measure-server", on=peer)
     client = suggest("measure-client", on=host, address=examined["addresses"][peer])
     errors = suggest("link-errors", on=host)
-    remedy = advice or f"measure it with `{server}` and `{client}`; `{errors}` shows error counters"
+    remedy = (
+        advice
+        or f"measure the rate with `{server}` and `{client}`; `{errors}` shows error counters"
+    )
     good = f"about {usual:.0f} Mbit/s" if fast else f"{MIN_RATE:g} Mbit/s or more"
     return _finding(WARNING, "slow", "", said, good, remedy)
 
@@ -563,8 +579,8 @@ def _other_interface(host: str, examined: Examined) -> str:
         return ""
     name, address = next(iter(others.items()))
     return (
-        f"{host} is reached through {min(used)}, but also has {name}: set train_job_address "
-        f"of {host} to {address}"
+        f"{host} is reached through the interface {min(used)}, but also has {name}: set "
+        f"train_job_address of {host} to {address}"
     )
 
 
@@ -597,7 +613,10 @@ def _alike(examined: Examined) -> Found:
             limited = checkup["usable_cores"] < checkup["cores"] or checkup["busy_cores"] > BUSY
             if found_speed < SLOW * usual_speed and not limited and not checkup["leases"]:
                 said = f"{name}: {found_speed / usual_speed:.0%} of the speed of the other hosts"
-                remedy = "the gang waits for its slowest host: check its load and its clock"
+                remedy = (
+                    "the gang waits for its slowest host: check the load and the clock rate of "
+                    f"{host}"
+                )
                 yield _finding(
                     bad, "slow-compute", host, said, "the same speed as the other hosts", remedy
                 )
@@ -624,7 +643,12 @@ _PROPERTIES: tuple[tuple[str, Callable[[Checkup], Any], str, str], ...] = (
     ("cores", lambda c: c["cores"], INFO, "the gang waits for its slowest host"),
     ("memory", lambda c: round(c["memory"] / 2048), INFO, ""),
     ("MTU", lambda c: _interface(c).get("mtu"), WARNING, "give all interfaces the same MTU"),
-    ("network speed", lambda c: _interface(c).get("speed"), WARNING, "check cable and switch"),
+    (
+        "network speed",
+        lambda c: _interface(c).get("speed"),
+        WARNING,
+        "check the cable and the switch",
+    ),
     ("clock source", lambda c: c["clocksource"], INFO, ""),
     ("GPUs", lambda c: ", ".join(g.get("name", "") for g in c["gpus"]), WARNING, ""),
     (

@@ -109,7 +109,7 @@ def read(path: Path) -> Requested:
     if problems:
         raise UserError("\n".join(problems))
     if not any(not line.is_constraint for line in lines):
-        raise UserError(f"{path} lists no packages: add some, or remove --requirements")
+        raise UserError(f"{path} lists no packages: add packages to it, or omit --requirements")
     return Requested(path, tuple(lines), tuple(dict.fromkeys(indexes)))
 
 
@@ -123,24 +123,25 @@ def _parsed(text: str) -> Requirement:
     name = _option(text)
     if name in ("-e", "--editable"):
         raise ValueError(
-            f"{text} would be an editable install of a folder on this control node: copy it "
-            "along with the script (--include), or build a wheel and serve it from an index"
+            f"{text} would be an editable install of a folder on this control node: copy the "
+            "folder along with the script (--include), or build a wheel and serve it from a "
+            "package index"
         )
     url = text.partition("@")[2].strip() if re.match(r"[\w.\[\],-]+\s*@", text) else text
     if _REPOSITORY.match(url) or "://" in url.partition(";")[0]:
         raise ValueError(
-            f"{uv.without_passwords(text)} has no hash in an index: use a released version "
-            "(NAME==VERSION), or copy its source along with the script (--include)"
+            f"{uv.without_passwords(text)} has no hash in a package index: use a released "
+            "version (NAME==VERSION), or copy its source along with the script (--include)"
         )
     if _PATH.match(url.partition(";")[0].strip()):
         raise ValueError(
-            f"{text} is a path on this control node: use a released version "
-            "(NAME==VERSION), serve the wheel from an index (--extra-index-url), or copy "
-            "the source along with the script (--include)"
+            f"{text} is a path on this control node: use a released version (NAME==VERSION), "
+            "serve the wheel from a package index (--extra-index-url), or copy the source along "
+            "with the script (--include)"
         )
     if text.startswith("-"):
         raise ValueError(
-            f"the option {name} is not supported: remove it; supported are "
+            f"the option {name} is not supported: remove the line; the supported options are "
             f"{', '.join(INDEXES[::2])} and -r"
         )
     try:
@@ -155,7 +156,10 @@ def _parsed(text: str) -> Requirement:
 def _text(path: Path) -> str:
     try:
         if path.stat().st_size > LARGEST:
-            raise UserError(f"{path} is larger than {LARGEST >> 20} MiB: is it the right file?")
+            raise UserError(
+                f"{path} is larger than {LARGEST >> 20} MiB: pass a requirements.txt or "
+                "pyproject.toml"
+            )
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
@@ -171,7 +175,10 @@ def _of_requirements(
     if path in seen:
         raise UserError(f"{path} includes itself (-r): remove that line")
     if not path.is_file():
-        raise UserError(f"no such file: {path}, which {seen[-1]} includes: create it, or remove -r")
+        raise UserError(
+            f"no such file: {path}, which {seen[-1]} includes: create the file, or remove the "
+            "line with -r"
+        )
     number, pending = 0, ""
     for number, line in enumerate(_text(path).splitlines(), 1):
         if line.endswith("\\") and not line.lstrip().startswith("#"):

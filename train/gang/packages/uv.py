@@ -91,8 +91,8 @@ def _find() -> str:
         return find_uv_bin()
     except (ImportError, FileNotFoundError):
         raise UserError(
-            "uv, which locks the packages of a script, is not installed in the control "
-            "node's environment: install requirements/control.txt there"
+            "uv, which locks the packages of a script, is not installed in the control node's "
+            "environment: install the packages of requirements/control.txt in that environment"
         ) from None
 
 

@@ -68,8 +68,8 @@ def _machines(
     for host, checked in checks.items():
         if host not in play.hosts:
             lacking[host] = (
-                "is not in this play, but a gang needs all hosts of its inventory: run it "
-                "without --limit, and include all groups in `hosts:`"
+                "is not in this play, but a gang needs all hosts of its inventory: run the "
+                "playbook without --limit, and include all groups in `hosts:`"
             )
             continue
         reason = reports.bounded(str(checked.get("msg") or "was not checked").strip())

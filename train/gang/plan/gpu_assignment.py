@@ -94,17 +94,17 @@ def _free(waiting: Sequence[str], machine: HostFacts, used: Set[int]) -> list[in
     if taken:
         reasons = "; ".join(f"{device} is {why_busy['why']}" for device, why_busy in taken)
         raise UserError(
-            f"{names}: not enough free GPUs: the machine has {count}{by_name}; {reasons}: "
-            f"{taken[0][1]['remedy']}"
+            f"{names}: too few GPUs are free. The machine has {count}{by_name}; {reasons}. "
+            f"Remedy: {taken[0][1]['remedy']}"
         )
     remedy = (
         "set its train_job_gpus to none, or assign fewer GPUs to the other ranks"
         if len(waiting) == 1
-        else "set train_job_gpus to none for all ranks, to train on CPUs, or remove ranks on "
-        "this machine from the inventory"
+        else "to train on CPUs, set train_job_gpus to none for all ranks; otherwise, remove "
+        "ranks on this machine from the inventory"
     )
     raise UserError(
-        f"{names}: not enough GPUs for {_count(len(waiting), 'rank')} on one machine, which has "
+        f"{names}: too few GPUs for {_count(len(waiting), 'rank')} on one machine, which has "
         f"{count}{by_name}: {remedy}"
     )
 
@@ -137,11 +137,11 @@ def _named(host: str, wanted: Any, gpus: Sequence[Gpu]) -> list[_Device]:
             known[uuid] = _Device(whole.gpu, uuid, False)
     for name in wanted:
         if str(name) not in known:
-            listed = "".join(f", {gpu['index']}" for gpu in gpus)
+            indices = ", ".join(str(gpu["index"]) for gpu in gpus)
+            listed = f"GPU{'' if len(gpus) == 1 else 's'} {indices}" if gpus else "no GPUs"
             raise UserError(
                 f"train_job_gpus of {host} contains GPU {name}, which does not exist: its "
-                f"machine has {_count(len(gpus), 'GPU')}{listed} (nvidia-smi -L lists them "
-                "with their UUIDs)"
+                f"machine has {listed} (nvidia-smi -L lists GPUs with their UUIDs)"
             )
     return [known[str(name)] for name in wanted]
 
@@ -149,12 +149,13 @@ def _named(host: str, wanted: Any, gpus: Sequence[Gpu]) -> list[_Device]:
 def _take(device: _Device, host: str, taken: list[tuple[_Device, str]]) -> None:
     for other, owner in taken:
         if (device, host) == (other, owner):
-            raise UserError(f"{host} lists {device} twice: change train_job_gpus")
+            raise UserError(
+                f"train_job_gpus of {host} lists {device} twice: remove one of the entries"
+            )
         if device.overlaps(other):
             raise UserError(
-                f"{owner} requests {other}, and {host} requests {device} on the same "
-                "machine, but a GPU or a part of it can belong to one rank only: change "
-                "train_job_gpus"
+                f"{owner} requests {other}, and {host} requests {device} on the same machine, "
+                "but only one rank can use a GPU or an instance of a GPU: change train_job_gpus"
             )
     taken.append((device, host))
 

@@ -59,14 +59,15 @@ def choose(
     named = "; ".join(f"{names_of(hosts)}: {why}" for why, hosts in by_reason(lost).items())
     if len(servers) < len(known["ps"]):
         raise UserError(
-            f"{named}: no spare host is available for a parameter server (group {SPARE})"
+            f"{named}: no spare host can replace the parameter server; add hosts to the "
+            f"inventory group {SPARE}"
         )
     if len(trainers) < min(least or len(wanted), len(wanted)):
-        limit = f"{least} or more" if least else f"all {len(wanted)}"
+        limit = f"at least {least}" if least else f"all {len(wanted)}"
         raise UserError(
-            f"{named}: {len(trainers)} of {len(wanted)} workers are left, the limit is "
+            f"{named}: the job has {len(trainers)} of {len(wanted)} workers left and needs "
             f"{limit} (train_job_min_workers); add hosts to the inventory group {SPARE} to "
-            "replace lost ones"
+            "replace lost hosts"
         )
     if there["evaluator"] != known["evaluator"] and not least:
         raise UserError(f"{named}: set train_job_min_workers to continue without an evaluator")
@@ -100,9 +101,9 @@ def aliases(machines: Mapping[str, str], reached: Mapping[str, str]) -> list[str
     for host, machine in machines.items():
         named.setdefault(machine, {}).setdefault(reached[host], host)
     return [
-        f"{' and '.join(names.values())} are the same machine under {len(names)} names "
-        f"({', '.join(names)}), which playbooks/setup.yml treats as {len(names)} machines: "
-        "set the same ansible_host and ansible_port"
+        f"{' and '.join(names.values())} connect to the same machine at different addresses "
+        f"({', '.join(names)}), so playbooks/setup.yml treats them as {len(names)} machines: set "
+        "the same ansible_host and ansible_port for them"
         for names in named.values()
         if len(names) > 1
     ]

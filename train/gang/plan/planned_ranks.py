@@ -28,9 +28,9 @@ def plan_ranks(groups: Mapping[str, Sequence[str]], hosts: FactsByHost) -> list[
         kinds = [kind for kind, name in members if name == host]
         if len(kinds) > 1:
             raise UserError(
-                f"host {host} is in the groups {' and '.join(kinds)}, but each inventory "
-                "host is one rank: for the second rank, add another inventory host with "
-                "the same ansible_host"
+                f"host {host} is in the groups {' and '.join(kinds)}, but each inventory host is "
+                "one rank: to run a second rank on this machine, add another inventory host "
+                "with the same ansible_host"
             )
     for kind in ("chief", "evaluator"):
         if len(groups.get(kind, ())) > 1:

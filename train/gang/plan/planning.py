@@ -233,8 +233,8 @@ def _unused_gpus(hosts: planned_ranks.FactsByHost) -> list[str]:
         if facts["gpus"] and facts["gpus_wanted"] == gpu_assignment.NONE
     ]
     warning = (
-        f"{', '.join(unused)} train on the CPU although GPUs are available: train_job_gpus "
-        "is none (auto uses them; set tensorflow_variant to auto or gpu for setup.yml)"
+        f"the GPUs of {', '.join(unused)} are not used, because train_job_gpus is none: to use "
+        "them, set train_job_gpus to auto, and tensorflow_variant to auto or gpu for setup.yml"
     )
     return [warning] if unused else []
 

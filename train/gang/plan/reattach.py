@@ -63,7 +63,7 @@ def check(value: object, job: str, inventory: Inventory) -> Manifest:
     ranks = checked["ranks"]
     tasks, hosts = {rank["task"] for rank in ranks}, {rank["host"] for rank in ranks}
     if not ranks or min(len(tasks), len(hosts)) < len(ranks):
-        raise ReportError("has no ranks, or several with the same task or host")
+        raise ReportError("has no ranks, or several ranks with the same task or host")
     if checked["attempt"] not in [attempt["attempt"] for attempt in checked["attempts"][-1:]]:
         raise ReportError("does not describe its last attempt")
     for rank in ranks:
@@ -168,13 +168,14 @@ def find(play: connections.Play, args: connections.Args) -> dict[str, object]:
             problem = f"job {job} runs on hosts that are not in this inventory: {unknown}"
         silent = names_of(sorted(unreachable)) if unreachable else "none"
         raise UserError(
-            f"{problem} (unreachable: {silent}): is this the inventory that the job was started "
-            "with?"
+            f"{problem} (unreachable hosts: {silent}): use the inventory that the job was "
+            "started with"
         )
     absent = [rank["host"] for rank in newest["ranks"] if rank["host"] not in play.hosts]
     if absent and play.limited:
         raise UserError(
-            f"{', '.join(absent)} of job {job} are not in this play: run it without --limit"
+            f"{', '.join(absent)} of job {job} are not in this play: run the playbook "
+            "without --limit"
         )
     facts = own["hosts"] if own else {}
     ranks = [
@@ -224,7 +225,7 @@ def _rank(
             return {**rank, "host": planned["host"], "start_error": ""}
     host_facts: Any = facts.get(planned["host"], {"root": root, "host_python": "python3"})
     job_dir = f"{host_facts['root']}/jobs/{manifest['job']}"
-    error = "it was not started, because the control node stopped before that"
+    error = "the control node stopped before it started the rank"
     return {
         "host": planned["host"],
         "job": manifest["job"],
@@ -256,7 +257,7 @@ def fetch_archive(
                 play.fetch(host, f"{folder}/{archive.name}", fetched, limit)
                 if archives.digest(fetched, script_files.LARGEST) != sha256:
                     raise archives.ArchiveError(
-                        "it differs from the code that the job was started with"
+                        "the archive differs from the code that the job was started with"
                     )
                 fetched.replace(archive)
             return []
@@ -265,6 +266,6 @@ def fetch_archive(
             warnings.append(f"{archive.name} was not fetched from {host}: {reason}")
     return [
         *warnings,
-        f"without {archive.name} the job cannot be restarted from here: raise "
-        "train_job_code_limit_mb if it is too large, and attach again",
+        f"without {archive.name}, the job cannot be restarted from here: if the archive is too "
+        "large, raise train_job_code_limit_mb, and attach again",
     ]

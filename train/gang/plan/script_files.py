@@ -231,8 +231,8 @@ def check_archive(archive: Path, sha256: str) -> None:
         found = str(error)
     if found != sha256:
         raise UserError(
-            f"{archive} differs from the code that the job was started with (SHA-256 "
-            f"{sha256}, here {found}): remove it and attach to the job again"
+            f"{archive} differs from the code that the job was started with (SHA-256 {sha256}, "
+            f"here {found}): remove this file and attach to the job again"
         )
 
 

@@ -97,10 +97,10 @@ def problem_of(name: str, value: Any, option: Option, place: str, default: Any) 
         converted(value, option)
     except ValueError as error:
         given = kind_of(value) if option.secret else shown(value)
-        such = "" if default in (None, "", [], {}) else f", such as {json.dumps(default)}"
+        such = "" if default in (None, "", [], {}) else f" (the default is {json.dumps(default)})"
         return (
-            f"{name} of {{hosts}} is {given}{at(place)}, expected {error}: change it{such}, "
-            "or remove it"
+            f"{name} of {{hosts}} is {given}{at(place)}, expected {error}: correct the "
+            f"value{such}, or remove the variable"
         )
     return ""
 

@@ -30,7 +30,8 @@ def words(value: Any, written: Written) -> list[str]:
             found.append(text_of(item, written))
         except ValueError as error:
             raise ValueError(
-                f"has {error} as item {number}, {shown(item)}; expected text or a number: quote it"
+                f"has {error} as item {number}, {shown(item)}; expected a string or a "
+                "number: quote the item"
             ) from None
     return found
 

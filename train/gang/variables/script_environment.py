@@ -57,8 +57,8 @@ def merge(levels: Sequence[Any], sources: Sources) -> tuple[dict[str, str], list
 def _wrong_name(name: Any) -> str:
     if not isinstance(name, str):
         return (
-            f"has a key that YAML reads as {json.dumps(name, default=str)}, "
-            f"{kind_of(name)}; expected the name of an environment variable: quote it"
+            f"has a key that YAML reads as {json.dumps(name, default=str)}, {kind_of(name)}; "
+            "expected the name of an environment variable: quote the key"
         )
     if not name or "=" in name or "\0" in name:
         return (
@@ -70,14 +70,17 @@ def _wrong_name(name: Any) -> str:
 
 def _remedy(name: Any, value: Any) -> str:
     if isinstance(value, str):
-        return "which environment variables cannot contain: remove it"
+        return "which environment variables cannot contain: remove the character"
     if isinstance(value, bool):
-        return f'expected text or a number: quote it as the script expects it, {name}: "1"'
+        return (
+            "expected a string or a number: write the value that the script expects in quotes, "
+            f'such as {name}: "1"'
+        )
     if value is None:
-        return f'expected text or a number: remove it, or set {name}: ""'
+        return f'expected a string or a number: remove the line, or set {name}: ""'
     if isinstance(value, (Mapping, list, tuple)):
-        return f"expected text or a number: quote it, such as {name}: '{{\"a\": 1}}'"
-    return f'expected text or a number: quote it, {name}: "..."'
+        return f"expected a string or a number: quote the value, such as {name}: '{{\"a\": 1}}'"
+    return f'expected a string or a number: quote the value, such as {name}: "..."'
 
 
 def differing(environments: Sequence[Mapping[str, str]]) -> list[str]:

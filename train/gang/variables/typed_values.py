@@ -14,7 +14,7 @@ _EXPECTED = {
     "int": "a whole number",
     "float": "a number",
     "bool": "true or false",
-    "str": "a text",
+    "str": "a string",
     "path": "a path",
     "list": "a list",
     "dict": "a dictionary",
@@ -45,7 +45,7 @@ def kind_of(value: Any) -> str:
         (bool, "a boolean"),
         (int, "a whole number"),
         (float, "a number"),
-        (str, "a text"),
+        (str, "a string"),
         ((datetime.date, datetime.time), "a date"),
         (bytes, "binary data"),
         (Mapping, "a dictionary"),
@@ -78,7 +78,7 @@ def text_of(value: Any, written: Written) -> str:
     """
     if isinstance(value, str):
         if "\0" in value:
-            raise ValueError("text with a NUL character")
+            raise ValueError("a string with a NUL character")
         return str(value)
     if isinstance(value, (int, float, datetime.date)) and not isinstance(value, bool):
         return written(value) or str(value)

@@ -51,33 +51,39 @@ CAUSES = {
     ends.EXIT: Cause(False, "fix the script: it would fail the same way again"),
     ends.SIGNAL: Cause(True, "find out who sent the signal"),
     ends.MEMORY: Cause(True, "lower the batch size, or give the host or the GPU more memory"),
-    ends.DISK: Cause(False, f"make space on that disk, then `{suggest('restart')}`"),
+    ends.DISK: Cause(False, f"free up space on that disk, then run `{suggest('restart')}`"),
     ends.DOWNLOAD: Cause(
         False,
-        "copy the data to the hosts: list it in training_data, then "
+        "copy the data to the hosts: list it in training_data, then run "
         f"`{suggest('setup', tags='training_data')}`",
     ),
     ends.START_TIMEOUT: Cause(
         False,
-        "check in its log what it does before it creates its strategy, or raise the limit "
-        "named above",
+        "check in the rank's log what the script does before it creates its strategy, or raise "
+        "the limit named above",
     ),
-    ends.HUNG: Cause(True, "its stacks show where it was waiting; see train_job_hang_factor"),
+    ends.HUNG: Cause(
+        True,
+        "check the stacks, which show where the script was waiting; train_job_hang_factor sets "
+        "the limit",
+    ),
     ends.LINGERED: Cause(
         False, "make the script end the threads and processes that it starts, and exit"
     ),
-    ends.MAX_RUNTIME: Cause(False, f"raise train_job_max_runtime, then `{suggest('restart')}`"),
+    ends.MAX_RUNTIME: Cause(False, f"raise train_job_max_runtime, then run `{suggest('restart')}`"),
     ends.SUPERVISOR: Cause(True, "find out who killed the supervisor"),
     ends.INTERNAL: Cause(
         True, "this is a bug in the launcher: report it with the rank's supervisor.log"
     ),
     ends.REBOOT: Cause(True, "find out why the host rebooted"),
     ends.UNSTARTABLE: Cause(
-        False, f"run `{suggest('setup', tags='tensorflow')}`, or set train_job_python"
+        False,
+        f"run `{suggest('setup', tags='tensorflow')}`, or set train_job_python to an "
+        "interpreter with TensorFlow",
     ),
     ends.BUSY: Cause(False, "wait until the other job ends, or choose another train_job_port"),
     cause_names.UNREACHABLE: Cause(True, "check the host and its network"),
-    cause_names.NOT_STARTED: Cause(True, "check the error that its host reports"),
+    cause_names.NOT_STARTED: Cause(True, "check the error that the host reports"),
     cause_names.FROZEN: Cause(True, "check what stopped the process or the host"),
     cause_names.NETWORK: Cause(True, f"check the network between these hosts with {_DOCTOR}"),
     cause_names.ADDRESS: Cause(
@@ -274,7 +280,7 @@ def give_up(run_dir: Path, reason: str) -> None:
     """Write into ``result.json`` that no attempt follows, because the next one was refused."""
     last = last_result(run_dir)
     if last is not None:
-        lines = [last.get("message", ""), f"could not be restarted: {reason}"]
+        lines = [last.get("message", ""), f"the job could not be restarted: {reason}"]
         lines += earlier_attempts(run_dir, last.get("attempts", 0))
         ended: ResultRecord = {
             "message": "\n".join(lines),

@@ -49,8 +49,8 @@ def explain(probed: Mapping[str, Probed], peers: Peers) -> PeerFinding | None:
     for task, probes in probed.items():
         if probes["proxy"]:
             reason = (
-                "sends its messages to the other ranks through a proxy, because of "
-                f"{probes['proxy']}"
+                "sends its messages to the other ranks through a proxy, because "
+                f"{probes['proxy']} is set"
             )
             return PeerFinding(task, cause_names.PROXY, reason)
     for task, (address, port) in peers.items():
@@ -66,8 +66,8 @@ def explain(probed: Mapping[str, Probed], peers: Peers) -> PeerFinding | None:
         if len(failed) == len(by) and not probes["own"] and not ended:
             addresses = ", ".join(probes["addresses"]) or "none"
             reason = (
-                f"cannot be reached at {address}:{port} (train_job_address): this is not an "
-                f"address of its host, which has {addresses}"
+                f"cannot be reached at {address}:{port} (train_job_address): this address does "
+                f"not belong to its host, whose addresses are {addresses}"
             )
             return PeerFinding(task, cause_names.ADDRESS, reason)
     listening = {task for task, probes in probed.items() if probes["listening"]}
@@ -94,7 +94,7 @@ def _of_paths(
     deafened = any(source == task for source, _ in broken)
     if task in unreached and (not deafened or len(unreached) == len(probed)):
         reason = (
-            f"listens on port {port}, but no other rank reaches it at {address}:{port} ({words})"
+            f"listens on port {port}, but no other rank can reach it at {address}:{port} ({words})"
         )
         return PeerFinding(task, cause_names.BLOCKED, reason)
     if deafened:
@@ -142,7 +142,7 @@ def how_cut_off(broken: Set[PathBetween], task: str) -> str:
     to = ", ".join(sorted({target for source, target in broken if source == task}))
     if by and to:
         return f"is cut off: it cannot reach {to}, and cannot be reached by {by}"
-    return f"cannot reach {to}, which others can reach" if to else f"cannot be reached by {by}"
+    return f"cannot reach {to}, although others can" if to else f"cannot be reached by {by}"
 
 
 def each_other(broken: Set[PathBetween]) -> str:

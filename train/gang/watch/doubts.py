@@ -62,10 +62,11 @@ def notes(views: Sequence[View]) -> list[str]:
             place = f"{view.target.host}:{view.target.rank_dir}/{rank_files.CODE_DIR}"
             found.append(
                 f"{left['count']} file{'s' if several else ''} of {view.target.task} that "
-                f"look{'' if several else 's'} like results remain{'' if several else 's'} "
-                f"in {place} ({listing.size(left['bytes'])}: {', '.join(left['names'])}"
+                f"look{'' if several else 's'} like results remain{'' if several else 's'} in "
+                f"{place} ({listing.size(left['bytes'])}: {', '.join(left['names'])}"
                 f"{', ...' if left['count'] > len(left['names']) else ''}): "
-                "write to $TRAIN_MODEL_DIR, or fetch them with train_job_collect"
+                "let the script write results to $TRAIN_MODEL_DIR, or list these files in "
+                "train_job_collect"
             )
     return found
 
@@ -124,8 +125,8 @@ def _lingered(training: Sequence[View]) -> Iterator[str]:
     for view in training:
         if view.state.get("cause") == ends.LINGERED:
             yield (
-                f"{_named([view])} {view.state.get('reason')}, so it was ended: work after "
-                "its last step, such as saving, may be incomplete"
+                f"{_named([view])} {view.state.get('reason')}, so the launcher ended it: work "
+                "after the last step, such as saving, may be incomplete"
             )
 
 

@@ -132,8 +132,8 @@ class FollowedGang(Ranks):
         if wrong:
             place, why = wrong[0]
             text = (
-                f"{task} ({host}): line {view.lines + place + 1} of its progress is "
-                f"ignored, and further ones like it will be ignored without notice: {why}"
+                f"{task} ({host}): ignoring line {view.lines + place + 1} of the rank's "
+                f"progress: {why}; later lines with errors are ignored without notice"
             )
             self._journal.notice("progress", text, view, once=task)
         self._journal.add_load(task, update)

@@ -37,8 +37,8 @@ class Notices:
         if running and view.phase == records.RUNNING:
             text = (
                 f"{view.target.task} ({view.target.host}) made its last step "
-                f"{view.state.get('lingering_s', 0.0):.0f} s ago and has not exited: still "
-                f"running: {', '.join(running)} (train_job_exit_timeout can end it)"
+                f"{view.state.get('lingering_s', 0.0):.0f} s ago and has not exited; still "
+                f"running: {', '.join(running)} (set train_job_exit_timeout to end such ranks)"
             )
             self._journal.notice("lingering", text, view, once=view.target.task)
 
@@ -125,8 +125,8 @@ class Notices:
         kinds = {view.target.task.partition("-")[0] for view in self._views}
         if "ps" in kinds and "chief" not in kinds:
             text = (
-                "the gang has parameter servers but no chief, so its workers count as "
-                "training tasks; ParameterServerStrategy needs a chief: add a host to the "
-                "group chief"
+                "the gang has parameter servers but no chief, so its workers are treated as "
+                "training tasks; ParameterServerStrategy needs a chief: add a host to the group "
+                "chief"
             )
             self._journal.notice("no_chief", text, once="")

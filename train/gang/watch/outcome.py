@@ -153,7 +153,7 @@ def how_it_left(view: View) -> str:
     for name in ("step", "epoch"):
         value, total = view.record.get(name), view.record.get(f"{name}s")
         if isinstance(value, int) and isinstance(total, int):
-            trained = "kept training" if value < total else "went on"
+            trained = "kept training" if value < total else "continued"
             return f"left after {name} {value} of {total} while the others {trained}"
     step = view.record.get("step")
     return (

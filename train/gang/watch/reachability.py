@@ -63,8 +63,8 @@ class Reachability:
             why = next((f" ({view.error})" for view in unresponsive if view.error), "")
             self._journal.notice(
                 "disconnected",
-                f"no connection to {hosts} since {clock}{why}; the job is not affected, and "
-                "connecting is retried",
+                f"no connection to {hosts} since {clock}{why}; the job is not affected, and the "
+                "launcher keeps trying to reconnect",
             )
         if self.cut_since is None:
             limit = min(self._longest_backoff, limits.unreachable_timeout)
@@ -72,7 +72,7 @@ class Reachability:
             settled = self._back is None or now - self._back[1] >= limit
             for view in unresponsive:
                 if settled and view.unresponsive_for(now) > limit:
-                    host, why = view.target.host, view.error or "it is unreachable"
+                    host, why = view.target.host, view.error or "no answer"
                     text = f"{host} cannot be reached from here: {why}; the job continues"
                     self._journal.notice("unreachable", text, view, once=host)
 

@@ -77,8 +77,8 @@ FAULTS = (
             r"current incarnation doesn't match|[Dd]uplicate task|Inconsistent task|"
             r"[Ii]ncarnation ID mismatch"
         ),
-        "several processes claim to be the same rank: do not change TF_CONFIG, and create "
-        "one strategy in one process",
+        "several processes claim to be the same rank: do not change TF_CONFIG, and create only "
+        "one strategy, in one process",
     ),
     ScriptFault(
         re.compile(r"convert a value \(PerReplica"),
@@ -107,8 +107,8 @@ FAULTS = (
     ),
     ScriptFault(
         re.compile(r"FileExistsError: "),
-        "another rank or an earlier attempt created it: pass exist_ok=True, or save in the "
-        "chief to $TRAIN_MODEL_DIR",
+        "another rank or an earlier attempt created this path: pass exist_ok=True, or save in "
+        "the chief to $TRAIN_MODEL_DIR",
     ),
 )
 

@@ -202,9 +202,9 @@ class Stragglers:
         evidence = list(hindrances(task, self._readings))
         unknown = "its host reports no reason" if known else "the reason is unknown"
         text = (
-            f"{task} ({host}) is the slowest rank: its own part of a step takes {factor:.1f} times "
-            f"the others' ({slow.own:.3g} ms, {usual:.3g} ms), "
-            f"{'waiting for its examples' if cause == 'input' else 'computing'}: "
+            f"{task} ({host}) is the slowest rank: its own part of a step takes {factor:.1f} "
+            f"times as long as the others' ({slow.own:.3g} ms, others {usual:.3g} ms), and the "
+            f"extra time is spent {'waiting for examples' if cause == 'input' else 'computing'}: "
             f"{'; '.join(evidence) or unknown}"
         )
         return PaceFinding(task, host, cause, text, round(factor, 2), evidence)
@@ -239,9 +239,10 @@ class Stragglers:
             for task, share in _resending(self._readings)
         ]
         text = (
-            f"the exchange takes all ranks {factor:.1f} times as long as at best "
-            f"({now.exchange:.3g} ms, {best.exchange:.3g} ms), although none computes "
-            "longer: the network is slow, or hosts are busy (the times do not show which)"
+            f"the exchange of gradients takes all ranks {factor:.1f} times as long as at its "
+            f"fastest ({now.exchange:.3g} ms, fastest {best.exchange:.3g} ms), although no rank "
+            "computes longer: the network is slow, or hosts are busy (the times do not show "
+            "which)"
         )
         text = "; ".join([text, *evidence])
         return PaceFinding(None, None, "network", text, round(factor, 2), evidence)
@@ -293,7 +294,7 @@ def _over(found: PaceFinding | None) -> PaceFinding | None:
     if found is None:
         return None
     if found.cause == "network":
-        text = "the exchange is back to its former speed"
+        text = "the exchange of gradients is back to its former speed"
     elif found.cause == "cpu":
         text = f"{found.task} ({found.host}): its processors are no longer slowed down"
     else:

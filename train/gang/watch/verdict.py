@@ -237,7 +237,7 @@ class Verdict:
             self._peer_diagnoses.pop(task, None)
             return ""
         if task not in self._peers:
-            return "no other rank makes progress either" if stepped else ""
+            return "no other rank is making progress either" if stepped else ""
         diagnosis = self._peer_diagnoses.get(task)
         if diagnosis is None or now - diagnosis.began > PROBE_AFTER:
             self._peer_diagnoses[task] = self._diagnose(others)
@@ -363,7 +363,7 @@ class Verdict:
                 remedy = (
                     "raise train_job_non_training_exit_timeout"
                     if view in cut_off
-                    else "check its log"
+                    else f"check the log of {view.target.task}"
                 )
                 unsure.append(
                     f"{fates[-1]}: the last checkpoint may not have been evaluated; {remedy}"

@@ -69,7 +69,9 @@ def report(play: connections.Play, args: Args) -> dict[str, object]:
     ended = outcome.GangOutcome(**(json_files.read_json(str(run_dir / OUTCOME_FILE)) or {}))
     if args["fetch_error"]:
         attach = suggestions.command("attach", job=args["job"])
-        reason = f"its results were not fetched: {args['fetch_error']}; try again with `{attach}`"
+        reason = (
+            f"the job's results were not fetched: {args['fetch_error']}; try again with `{attach}`"
+        )
         ended = replace(ended, message=f"{ended.message}; {reason}")
     result = outcome.result_of(args["job"], ended, gang.views, attempts=int(args["attempt"]))
     result["strict"] = bool(args["strict"])
