@@ -92,8 +92,8 @@ class AnsibleOptions:
             if "," not in source and not Path(whole).exists():
                 named = "" if self.inventory != default_inventory() else f" ({default_origin()})"
                 raise FileNotFoundError(
-                    f"no such inventory: {whole}{named}. To list hosts instead, add a "
-                    "comma: -i HOST,"
+                    f"no such inventory: {whole}{named}. To list hosts instead of naming a file, "
+                    "add a comma: -i HOST,"
                 )
             words += ["-i", whole]
         for number, (option, password) in enumerate(self.passwords):
@@ -380,7 +380,10 @@ def parse_variables(given: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         variables = merged(variables, _named(text, known))
         if len(known) < len(loaded):
             if path is None:
-                raise ValueError(f"-e {text}: what has a tag such as !vault goes into a file")
+                raise ValueError(
+                    f"-e {text}: values with a tag such as !vault are supported only in a file: "
+                    "use -e @FILE"
+                )
             encrypted.append(path)
     return variables, encrypted
 
@@ -399,7 +402,10 @@ def _pair(text: str) -> dict[str, Any]:
         except (ValueError, yaml.YAMLError) as error:
             raise ValueError(f"-e {text}: {error}") from error
         if not _is_plain(loaded):
-            raise ValueError(f"-e {text}: what has a tag such as !vault goes into a file")
+            raise ValueError(
+                f"-e {text}: values with a tag such as !vault are supported only in a file: use "
+                "-e @FILE"
+            )
     return _named(text, {name: loaded})
 
 

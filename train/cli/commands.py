@@ -110,7 +110,7 @@ def _watch(job: Job, args: Namespace) -> int:
         except BrokenPipeError:
             left = job.leave().message
             _ignore_output()
-            complain(args.command, f"output was closed: {left}")
+            complain(args.command, f"the output was closed: {left}")
             return Exit.LEFT
         except KeyboardInterrupt:
             job.leave()  # no Ansible process is left running
@@ -188,7 +188,7 @@ def _checked(
         try:
             found[host] = check(result)
         except reports.ReportError as error:
-            complain(command, f"{host}: ignoring a malformed answer: {error}")
+            complain(command, f"{host}: ignoring a malformed report: {error}")
     return found
 
 
@@ -317,9 +317,9 @@ def stop_line(report: Mapping[str, Any]) -> str:
         f"{len(report['remaining'])} left",
     ]
     if report["port_free"] is not None:
-        words.append(f"port {report['port']} {'free' if report['port_free'] else 'held'}")
+        words.append(f"port {report['port']} {'free' if report['port_free'] else 'still in use'}")
     if report["gpu_memory_free"] is not None:
-        words.append(f"GPU memory {'back' if report['gpu_memory_free'] else 'held'}")
+        words.append(f"GPU memory {'released' if report['gpu_memory_free'] else 'still in use'}")
     if given_back:
         words.append(given_back)
     return ", ".join(words)
@@ -335,7 +335,7 @@ def tensorboard(args: Namespace, variables: Variables) -> int:
         return _tensorboard_here(str(python), str(runs_dir), args.jobs, args.port)
     given = {**variables, "train_job_tensorboard_jobs": args.jobs}
     given["train_job_tensorboard_port"] = args.port
-    announce("tensorboard", "searching the hosts for events, then starting TensorBoard there")
+    announce("tensorboard", "searching the hosts for events, then starting TensorBoard on them")
     answered: set[str] = set()
     said: list[str] = []
     ended = False

@@ -132,7 +132,7 @@ def _scale(examined: Examined, args: Namespace, variables: Variables) -> Scaling
     if wrong or busy:
         why = "problems" if wrong else "running jobs"
         where = names_of(list(dict.fromkeys(wrong or busy)))
-        complain("doctor", f"collectives skipped because of {why} on {where}")
+        complain("doctor", f"skipping the part collectives because of {why} on {where}")
         return None
     try:
         hosts = examined["trains"]
@@ -187,7 +187,7 @@ def _worse(before: Examined, now: Examined) -> list[str]:
             pairs[f"rate to {peer}"] = (past.get("sent_mbit"), link.get("sent_mbit"), "Mbit/s")
         for name, (was, value, unit) in pairs.items():
             if was and value and value < _WORSE * was:
-                said.append(f"{host}: {name} was {was:g}, is now {value:g} {unit}")
+                said.append(f"{host}: {name} fell from {was:g} to {value:g} {unit}")
     return said
 
 
@@ -496,8 +496,8 @@ def _advice(last: Trained, batch: int) -> list[str]:
     factor = exchange * WORTH / ((1 - WORTH) * max(last["compute_ms"], 1e-3))
     return [
         f"{exchange / last['step_ms']:.0%} of each step is spent on the exchange; with "
-        f"{math.ceil(batch * factor)} examples per host, or --accumulate "
-        f"{math.ceil(factor)}, it would be {1 - WORTH:.0%}",
+        f"{math.ceil(batch * factor)} examples per host, or --accumulate {math.ceil(factor)}, "
+        f"this share would be {1 - WORTH:.0%}",
         "--exchange-precision bfloat16 halves the amount of data exchanged (train/worker.py)",
     ]
 

@@ -67,18 +67,18 @@ class Row:
     def cells(self) -> list[str]:
         """The row as texts."""
         if self.skipped:
-            return [self.fault, self.victim, "left out", "", "", "", self.error]
+            return [self.fault, self.victim, "skipped", "", "", "", self.error]
         return [
             *(self.fault, self.victim),
             "-" if self.detected is None else f"{self.detected:.1f} s",
             {True: "yes", False: "NO", None: "-"}[self.named],
             "" if self.left is None else f"{self.left} processes" if self.left else "nothing",
             "-" if self.resumed is None else f"step {self.resumed}",
-            self.error or "well",
+            self.error or "ok",
         ]
 
 
-_HEADER = ("fault", "victim", "detected in", "named rightly", "left behind", "resumed at", "")
+_HEADER = ("fault", "victim", "detected in", "correctly named", "left behind", "resumed at", "")
 
 
 def run_drill(args: Namespace, variables: Variables) -> int:
@@ -107,7 +107,8 @@ def _require_idle_hosts(outcome: playbooks.PlaybookOutcome) -> None:
     alive = [f"{job['job']} on {', '.join(job['hosts'])}" for job in listed if job["alive"]]
     if alive:
         raise UserError(
-            f"the drill does not run alongside other jobs: {'; '.join(alive)} is running"
+            f"the drill cannot run alongside other jobs: wait until {' and '.join(alive)} "
+            f"{'has' if len(alive) == 1 else 'have'} ended"
         )
     # Jobs of other users or with another root. Inventory hosts on one machine report the same.
     others = {}
@@ -116,13 +117,13 @@ def _require_idle_hosts(outcome: playbooks.PlaybookOutcome) -> None:
             leases = reports.items(reports.text())(result.get("leases"))
         except reports.ReportError as error:
             raise UserError(
-                f"{host}: its report about leases {error}; the drill was not started"
+                f"the drill was not started: the report of {host} about leases {error}"
             ) from None
         others.update(dict.fromkeys(leases, host))
     if others:
         named = "; ".join(f"{host} is {lease}" for lease, host in others.items())
         raise UserError(
-            f"the drill does not run alongside other jobs: {named}; wait until that job has ended"
+            f"the drill cannot run alongside other jobs: {named}; wait until that job has ended"
         )
 
 
@@ -208,7 +209,7 @@ def _judge(row: Row, restarts: Sequence[tuple[float, Event]], job: Job) -> Row:
         seconds, event = restarts[0]
         named = event.task == row.victim.split()[0] and event.data["cause"] in wanted
         if not named and not error:
-            error = f"{event.task or 'nobody'}: {event.data['cause']}"
+            error = f"named {event.task or 'no rank'}, cause {event.data['cause']}"
         log = job.run_dir / "logs" / f"{result.ranks[0]['task'] if result.ranks else ''}.log"
         resumed = _RESUMED.search(log.read_text("utf-8", "replace")) if log.is_file() else None
         if resumed is None and not error:

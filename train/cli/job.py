@@ -121,7 +121,8 @@ def named(job: str, variables: Variables) -> str:
     by_variable = str(variables.get("train_job_id") or "")
     if job and by_variable and job != by_variable:
         raise UserError(
-            f"two ids are given for the job: {job}, and train_job_id {by_variable}. Give only one"
+            f"two ids were given for the job: {job}, and {by_variable} in train_job_id. Use "
+            "only one"
         )
     return job or by_variable
 
@@ -513,7 +514,8 @@ class Job:
             else:
                 attach = self._command("attach")
                 message = (
-                    f"the job was stopped, but following it did not end: check with `{attach}`"
+                    "the job was stopped, but its end was not reported in time: check the "
+                    f"job with `{attach}`"
                 )
                 self.result = self._result("unwatched", message)
 

@@ -99,7 +99,7 @@ def build_parser() -> _CommandParser:
     common = _CommandParser(add_help=False)
     ansible_options.add_options(common)
     watching = _CommandParser(add_help=False, parents=[common])
-    watching.add_argument("--json", action="store_true", help="JSON lines instead of a table")
+    watching.add_argument("--json", action="store_true", help="print JSON lines instead of a table")
     watching.add_argument(
         "--on-interrupt",
         choices=("ask", "leave", "stop"),
@@ -169,7 +169,7 @@ def build_parser() -> _CommandParser:
     for command in (restart, stop, compare):
         command("job", metavar="JOB", type=_job_id, help="job id, as shown by `list`")
     compare("other", metavar="OTHER", type=_job_id, help="id of the other job")
-    text = "show all differences, including those of hosts and settings"
+    text = "show all differences, including those between hosts and settings"
     compare("--all", action="store_true", help=text)
     text = "also write an HTML page with curves (default: runs/JOB/compare-OTHER.html)"
     compare("--html", metavar="FILE", nargs="?", const="", help=text)
@@ -186,7 +186,7 @@ def build_parser() -> _CommandParser:
     tf_config = add("tf-config", commands.tf_config, "print the TF_CONFIG of each rank as JSON")
     tf_config("host", metavar="HOST", nargs="?", help="only for this inventory host")
 
-    doctor = add("doctor", examine, "find problems of the hosts and their network")
+    doctor = add("doctor", examine, "find problems with the hosts and their network")
     doctor("--quick", action="store_true", help="do not start TensorFlow, and write little to disk")
     text = f"comma-separated parts to examine, from {','.join(PARTS)} (default: all)"
     doctor("--only", metavar="PARTS", type=_parts, help=text)
@@ -200,7 +200,7 @@ def build_parser() -> _CommandParser:
     clean(
         "--older-than",
         metavar="AGE",
-        help="remove jobs that ended longer ago, such as 12h, 14d or 8w",
+        help="remove jobs that ended longer ago than AGE, such as 12h, 14d or 8w",
     )
     clean("--keep", metavar="N", type=_count, help="keep the N newest jobs")
     clean("--dry-run", action="store_true", help="only show what would be removed")

@@ -525,7 +525,7 @@ def _losses(one: Curve, other: Curve) -> tuple[str, int | None]:
     if step is None:
         return f"loss: identical at all {len(shared)} steps reported by both", None
     a, b = one[step][0], other[step][0]
-    return f"loss: differs from step {step}: {a!r} | {b!r} ({abs(a - b):.2g} apart)", step
+    return f"loss: differs from step {step} on: {a!r} | {b!r} ({abs(a - b):.2g} apart)", step
 
 
 def _after(seconds: float | None) -> str:
