@@ -151,7 +151,7 @@ def explain(
         return MEMORY, _reason(prefix, found.brief, short)
     server = _unreached_server(found.error, found.before)
     if server:
-        blamed = "not an error of the script: this host cannot reach %s" % server[:100]
+        blamed = "this is not an error in the script: the host cannot reach %s" % server[:100]
         return DOWNLOAD, _reason(prefix, found.text, blamed)
     return EXIT, _reason(prefix, found.text, "")
 
@@ -176,7 +176,7 @@ def _explain_signal(
     if number not in CRASHES:
         return SIGNAL, reason
     place = pace.crashed_in("\n".join(lines))
-    suffix = place and "in Python it was at " + place
+    suffix = place and "its Python code was at " + place
     said = tracebacks.abort_of(lines) if number == signal.SIGABRT else ""
     if said:
         return SIGNAL, _reason(reason + ": ", said, suffix)

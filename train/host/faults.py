@@ -62,7 +62,7 @@ def inject(fault: str, state: records.RankState, seconds: float) -> float:
         processes.send(state["pid"], signum, group=fault == FREEZE)
         return 0.0
     if os.geteuid() != 0:
-        raise FaultError("it needs root: set ansible_become for the hosts")
+        raise FaultError("this fault needs root: set ansible_become for the hosts")
     if fault == PORT:
         if state["port"] is None:
             raise FaultError("the rank has no port")
@@ -109,7 +109,7 @@ def _iptables(port: int, seconds: float) -> _Commands:
     for name in names:
         program = shutil.which(name)
         if not program:
-            raise FaultError("it needs nft, or " + " and ".join(names))
+            raise FaultError("this fault needs nft, or " + " and ".join(names))
         begin.append("%s -w -N %s" % (program, _TABLE))
         for way in _WAYS:
             rule = "-p tcp --%s %d -m time --datestop %s -j DROP" % (way, port, stop)

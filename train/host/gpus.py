@@ -169,5 +169,5 @@ def ask(*options: str, limit: float = LIMIT_S) -> List[str]:
         raise GpuError("%s is unresponsive: %s" % (program, error)) from None
     if process.returncode:
         printed = [line.strip() for line in lines if line.strip()]
-        raise GpuError("%s fails: %s" % (program, [process.returncode, *printed][-1]))
+        raise GpuError("%s failed: %s" % (program, [process.returncode, *printed][-1]))
     return lines

@@ -220,7 +220,7 @@ def _unusable(path: str, error: OSError) -> str:
     with contextlib.suppress(OSError):
         found = os.stat(path, follow_symlinks=False)
         text += " (of user %s, mode %o)" % (user_name(found.st_uid), stat.S_IMODE(found.st_mode))
-    return text + ": remove it, or choose another train_job_lease_dir"
+    return text + ": remove that path, or choose another train_job_lease_dir"
 
 
 def _try_lock(descriptor: int, kind: int) -> bool:

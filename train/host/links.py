@@ -103,7 +103,7 @@ class _Host:
         found: Link = {"out": result}
         if connection is None:
             return found, None
-        met = "another program than the doctor"
+        met = "a program other than the doctor"
         with contextlib.suppress(OSError, ValueError):
             _send_line(connection, {"token": self.token, "from": self.name, "to": peer})
             met = str(_read_line(connection).get("name"))
@@ -281,7 +281,7 @@ def _receive(connection: socket.socket) -> float:
             raise ConnectionError("the peer closed the connection")
         received += count
         if time.monotonic() > began + RECEIVE_S:
-            raise TimeoutError("the peer does not finish")
+            raise TimeoutError("the peer did not finish")
     return round(8e-6 * received / max(1e-6, time.monotonic() - began), 2)
 
 

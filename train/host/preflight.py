@@ -64,7 +64,7 @@ def check_port(port: int, job: str, held: List[leases.Entry], wait: float) -> Li
             return [f"port {port} is {leases.whose(lease)}: stop that job, {choose}, {WAIT}"]
     if processes.is_free(port):
         return []
-    return [f"port {port} is in use by {processes.listener(port)}: end it or {choose}"]
+    return [f"port {port} is in use by {processes.listener(port)}: end that process, or {choose}"]
 
 
 def existing(folder: str) -> str:
@@ -164,7 +164,7 @@ def foreign_gpus(
         else:
             busy.setdefault(process["uuid"], []).append(description)
     remedy = (
-        "end it, choose other GPUs (train_job_gpus), or share the GPU with it (-e "
+        "end that process, choose other GPUs (train_job_gpus), or share the GPU (-e "
         "train_job_foreign_gpu=warn)"
     )
     return {
@@ -215,7 +215,10 @@ def check(params: Params) -> CallResult:
     if port is not None:
         problems += check_port(port, job, held, wait)
     if not os.access(python, os.X_OK):
-        problems.append(f"no such interpreter: {python}; {INSTALL}, or set train_job_python")
+        problems.append(
+            f"no such interpreter: {python}; {INSTALL}, or set train_job_python to another "
+            "interpreter"
+        )
     else:
         problems += check_noexec(python)
     if problems:

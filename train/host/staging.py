@@ -96,7 +96,9 @@ def check_texts(spec: records.RankSpec) -> None:
     """Raise CallError for arguments and variables with which no process can be started."""
     for number, argument in enumerate(spec["argv"]):
         if not isinstance(argument, str) or "\0" in argument:
-            raise CallError("argument %d of the script is not valid text: quote it" % number)
+            raise CallError(
+                "argument %d of the script is not a valid string: quote the argument" % number
+            )
     for name, value in spec["environment"].items():
         if not name or "=" in name or "\0" in name:
             raise CallError(
@@ -105,7 +107,8 @@ def check_texts(spec: records.RankSpec) -> None:
         if not isinstance(value, str) or "\0" in value:
             kind = type(value).__name__
             raise CallError(
-                "train_job_environment: %s is not valid text (%s): quote it" % (name, kind)
+                "train_job_environment: %s is not a valid string (%s): quote the value"
+                % (name, kind)
             )
 
 
@@ -266,9 +269,9 @@ def check_environment(environment: Mapping[str, str], manifest: Mapping[str, Any
     names = {*(manifest.get("environment_names") or ())} - {*differs, *environment}
     if names:
         raise CallError(
-            "the job was started with %s in train_job_environment, which is stored neither "
-            "on this host nor on this control node: attach again with the same "
-            "train_job_environment" % ", ".join(sorted(names))
+            "the job was started with %s in train_job_environment, but neither this host nor "
+            "this control node knows the value: attach again with the same train_job_environment"
+            % ", ".join(sorted(names))
         )
 
 

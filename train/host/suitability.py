@@ -48,8 +48,8 @@ PLACES = (
 NOEXEC = "%s is mounted with noexec, so TensorFlow's libraries under %s cannot be loaded"
 NOEXEC_REMEDY = (
     "set tensorflow_root, train_job_root and train_job_python to a folder on another "
-    "filesystem; or, to allow execution there, run on the host: `sudo mount -o "
-    "remount,exec %s`, and remove it from /etc/fstab"
+    "filesystem; or, to allow execution there, run on the host: `sudo mount -o remount,exec "
+    "%s`, and remove noexec from /etc/fstab"
 )
 #: NVIDIA's GPUs on the PCI bus: the vendor, and the beginning of the class.
 NVIDIA, DISPLAY = "0x10de", "0x03"

@@ -82,7 +82,7 @@ class Supervisor:
         self.rank_dir = rank_dir
         found = json_files.read_json(self._path(rank_files.RANK_FILE))
         if found is None:
-            raise SystemExit("%s: there is no %s" % (rank_dir, rank_files.RANK_FILE))
+            raise SystemExit("%s: the file %s does not exist" % (rank_dir, rank_files.RANK_FILE))
         self.spec = spec = cast(records.RankSpec, found)
         self.state: records.RankState = {
             "version": records.FORMAT_VERSION,
@@ -486,8 +486,8 @@ class Supervisor:
                 file.free(hole)
                 reader.skip_to(hole[1])
                 self._note_once(
-                    "only the beginning and the newest part of %s are kept: it exceeded "
-                    "its limit (train_job_host_log_limit_mb)" % os.path.basename(file.path)
+                    "only the beginning and the newest part of %s are kept, because the file "
+                    "exceeded its limit (train_job_host_log_limit_mb)" % os.path.basename(file.path)
                 )
             except OSError as error:
                 self._note_once("%s cannot be kept within its limit: %s" % (file.path, error))
