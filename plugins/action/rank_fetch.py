@@ -31,7 +31,7 @@ class ActionModule(HostAction):
         try:
             packed = self.call(options, task_vars)
             if packed.get("failed") or packed.get("unreachable"):
-                return {"error": str(packed.get("msg") or "it cannot be packed")}
+                return {"error": str(packed.get("msg") or "the files cannot be packed")}
             if packed.get("archive") is None:
                 return {"changed": False, "error": ""}
             with tempfile.TemporaryDirectory(prefix=".fetching-", dir=run_dir) as folder:

@@ -36,8 +36,8 @@ _WAIT = 3
 #: a later one succeeded.
 _TRANSFERS = ("sftp", "scp", "piped")
 _TALKATIVE = (
-    "a login prints text, so sftp does not work and files are sent in another way: let ~/.bashrc "
-    "print only in interactive shells (the doctor lists the hosts)"
+    "the host prints text at login, so sftp does not work and files are transferred in another "
+    "way: let ~/.bashrc print only in interactive shells (the doctor lists such hosts)"
 )
 _PATH = re.compile(rb"(ControlPath=.*?)(\"?)", re.DOTALL | re.IGNORECASE)
 _OPTION = re.compile(r"(\w+)\s*[=\s]\s*(.*)", re.DOTALL)
@@ -219,7 +219,9 @@ class Connection(_Core):  # type: ignore[misc]
                 again = logins.is_worth_another_try(os.fsdecode(errors))
                 pause = next(pauses, None) if again else None
                 if pause is not None:
-                    display.vvv(f"a login was refused: again in {pause:.1f} s", host=self.host)
+                    display.vvv(
+                        f"the login was refused; trying again in {pause:.1f} s", host=self.host
+                    )
                     time.sleep(pause)
                     self._renew_password(cmd)
                     continue

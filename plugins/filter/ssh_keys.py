@@ -82,8 +82,9 @@ def ssh_keys_places(
     lonely = [name for name in played if name not in places]
     if lonely and set(places) & set(played):
         raise AnsibleFilterError(
-            f"{', '.join(lonely)}: not in ssh_keys_members, or with an address that means a "
-            "different machine on each host; set ssh_keys_address to one that every host knows"
+            f"{', '.join(lonely)}: the host is not in ssh_keys_members, or its address leads to "
+            "a different machine on each host. Add it to ssh_keys_members, or set "
+            "ssh_keys_address to an address that every host can reach"
         )
     uses = Counter(endpoint for place in places.values() for endpoint in place["endpoints"])
     first: dict[Any, str] = {}
@@ -92,7 +93,8 @@ def ssh_keys_places(
         if first.setdefault(main, name) != name:
             raise AnsibleFilterError(
                 f"{first[main]} and {name} have the same address, {main[0]} port {main[1]}: set "
-                "ssh_keys_address or ssh_keys_port, or make them one member if they are one machine"
+                "ssh_keys_address or ssh_keys_port; if they are the same machine, list it as "
+                "one member"
             )
         # Several hosts behind a gateway may share Ansible's address.
         place["endpoints"] = [main, *(e for e in rest if uses[e] == 1 and not is_loopback(e[0]))]

@@ -48,9 +48,9 @@ def locks(paths: Iterable[str], extra: bool = False) -> list[dict[str, Any]]:
             found = [name for name in ("tensorflow", "tensorflow-cpu") if name in packages]
             if len(found) != 1:
                 raise AnsibleFilterError(
-                    f"tensorflow_requirements: {path} locks"
-                    f" {' and '.join(found) or 'no TensorFlow'}. Lock one of"
-                    " tensorflow==VERSION and tensorflow-cpu==VERSION."
+                    f"tensorflow_requirements: {path} locks "
+                    f"{' and '.join(found) or 'no TensorFlow'}. Lock either tensorflow==VERSION "
+                    "or tensorflow-cpu==VERSION."
                 )
             cuda = found == ["tensorflow"] and any(name.startswith("nvidia-") for name in packages)
             checked = [module for name, module in CHECKED_IMPORTS.items() if name in packages]
@@ -61,8 +61,8 @@ def locks(paths: Iterable[str], extra: bool = False) -> list[dict[str, Any]]:
     if len({lock.get("version") for lock in described}) > 1:
         versions = [f"{lock['version']} ({lock['path']})" for lock in described]
         raise AnsibleFilterError(
-            f"The locks have TensorFlow {' and '.join(versions)}: all ranks of a job need the same"
-            " version. Lock both again."
+            f"The locks have TensorFlow {' and '.join(versions)}: all ranks of a job need the "
+            "same version. Lock both files again with one version."
         )
     return described
 

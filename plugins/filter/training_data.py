@@ -68,7 +68,9 @@ def training_data_source(entry: dict[str, Any]) -> dict[str, Any]:
         if not path.is_file():
             raise wrong(entry, f"{path} does not exist: correct src, or copy the file there.")
     if not known and not entry["sha256"]:
-        raise wrong(entry, f"a file needs sha256: use the one that is published with {src.name}.")
+        raise wrong(
+            entry, f"sha256 is required for a file: use the hash that is published with {src.name}."
+        )
     return {
         **entry,
         "sources": {name: str(path) for name, path in sources.items()},
@@ -110,9 +112,14 @@ def list_folder(entry: dict[str, Any], folder: Path) -> dict[str, Any]:
                 stat = path.stat()
                 found[str(path.relative_to(folder))] = [stat.st_size, stat.st_mtime_ns]
             elif not path.is_dir() or Path(current).resolve().is_relative_to(path.resolve()):
-                raise wrong(entry, f"{path} is a broken or circular link, or a socket: remove it.")
+                raise wrong(
+                    entry,
+                    f"{path} is a broken or circular link, or a socket: remove it from the folder.",
+                )
     if entry["unpack"] or not found:
-        raise wrong(entry, f"{folder} is a folder: it must contain files, and cannot be unpacked.")
+        raise wrong(
+            entry, f"{folder} is a folder: it must contain files, and unpack must be false."
+        )
     return {
         "files": dict.fromkeys(found, ""),
         "size": sum(size for size, _ in found.values()),

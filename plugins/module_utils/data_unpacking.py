@@ -67,7 +67,7 @@ def unpack_tar(archive: str, folder: str) -> None:
         inside(folder, member.name)
         if os.path.lexists(path):
             raise UnpackingError(
-                "%s is in the archive as a link and as another member" % member.name
+                "%s is in the archive both as a link and as another member" % member.name
             )
         os.makedirs(os.path.dirname(path), exist_ok=True)
         os.symlink(member.linkname, path)
@@ -84,7 +84,7 @@ def inside(folder: str, name: str) -> str:
     path = os.path.normpath(os.path.join(folder, name))
     for place in (path, os.path.realpath(path)):
         if not (place + "/").startswith(folder + "/"):
-            raise UnpackingError("%s in the archive points outside of the data's folder" % name)
+            raise UnpackingError("%s in the archive points outside the folder of the data" % name)
     return path
 
 

@@ -6,7 +6,7 @@ module: environment_info
 short_description: Describe TensorFlow's environment on a host
 description:
   - >-
-    Describes the environment that the role tensorflow has made, and the packages on top of it.
+    Describes the environment that the role tensorflow has created, and the packages on top of it.
     Nothing is changed.
 options:
   python:
@@ -28,7 +28,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 environment:
-  description: The environment; null if the role tensorflow did not make it.
+  description: The environment; null if the role tensorflow did not create it.
   returned: success
   type: dict
 """

@@ -6,7 +6,7 @@ module: gang_examine
 short_description: Measure the paths between hosts and evaluate the results
 description:
   - >-
-    Lets hosts measure the paths between them, and judges those measurements and the results of
+    Lets hosts measure the paths between them, and evaluates the measurements and the results of
     M(tensorflow_ansible.cluster.host_examine).
 options:
   addresses:

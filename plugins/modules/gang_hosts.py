@@ -6,8 +6,8 @@ module: gang_hosts
 short_description: Choose the hosts of an attempt
 description:
   - >-
-    Chooses from the hosts that passed M(tensorflow_ansible.cluster.host_check), with spare hosts
-    in the place of lost ones and, if allowed, fewer workers.
+    Chooses from the hosts that passed M(tensorflow_ansible.cluster.host_check). Spare hosts
+    replace lost ones and, if allowed, the attempt has fewer workers.
 options:
   groups:
     description: The inventory hosts of each task type.
@@ -64,7 +64,7 @@ groups:
   returned: success
   type: dict
 left_out:
-  description: Why other hosts are excluded.
+  description: Why other hosts are excluded, by host.
   returned: success
   type: dict
 """

@@ -18,7 +18,7 @@ options:
     type: str
     required: true
   wait:
-    description: Seconds to wait at most.
+    description: Maximum seconds to wait.
     type: float
     required: true
   unreachable_timeout:
@@ -44,7 +44,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 stopped:
-  description: How the job was stopped while it waited, if it was.
+  description: How the job was stopped, if it was stopped while it waited.
   returned: success
   type: str
 """

@@ -5,7 +5,7 @@ DOCUMENTATION = r"""
 module: gang_logs
 short_description: Fetch logs and progress records of a gang
 description:
-  - Fetches them once or while they grow, without judging the ranks.
+  - Fetches logs and progress records, once or while they grow, without judging the ranks.
 options:
   ranks:
     description: The ranks of M(tensorflow_ansible.cluster.job_ranks).
@@ -61,7 +61,7 @@ phases:
   returned: success
   type: dict
 lost:
-  description: Why ranks were not followed to their end.
+  description: Why some ranks were not followed to their end.
   returned: success
   type: dict
 """

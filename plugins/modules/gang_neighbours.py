@@ -6,8 +6,8 @@ module: gang_neighbours
 short_description: Find the inventory hosts that share a machine
 description:
   - >-
-    Compares the connections of the play's hosts. A host answers for the ranks that a job has
-    there under names of another inventory.
+    Compares the connections of the play's hosts. A host also reports the ranks of its machine
+    that have host names of another inventory.
 attributes:
   check_mode:
     description: Whether it can run without changing anything.

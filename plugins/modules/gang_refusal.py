@@ -6,8 +6,8 @@ module: gang_refusal
 short_description: Decide what follows an attempt that could not start
 description:
   - >-
-    Decides whether to follow another control node that has started it, to wait for hosts to return,
-    or to end the job as stopped or failed.
+    Decides whether to follow an attempt that another control node has started, to wait for hosts to
+    return, or to end the job as stopped or failed.
 options:
   run_dir:
     description: The job's folder on the control node.
@@ -19,15 +19,15 @@ options:
     required: true
   gang_steps:
     description: >-
-      The variables in which results of the start's tasks for the gang are registered, in order.
-      The first failure is the reason.
+      The variables in which the results of the start's tasks for the gang are registered, in order.
+      The first failure is reported as the reason.
     type: list
     elements: str
     required: true
   host_steps:
     description: >-
-      The variables in which results of its tasks on hosts are registered, to find hosts that were
-      unreachable.
+      The variables in which the results of the start's tasks on hosts are registered, to find hosts
+      that were unreachable.
     type: list
     elements: str
     required: true
@@ -70,7 +70,7 @@ attempt:
   returned: success
   type: int
 min_workers:
-  description: The smallest number of workers to start it with; 0 for all.
+  description: The smallest number of workers to start the attempt with; 0 for all.
   returned: success
   type: int
 result:

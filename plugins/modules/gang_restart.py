@@ -24,7 +24,7 @@ options:
     required: true
   before:
     description: >-
-      The result of the last of the actions M(tensorflow_ansible.cluster.gang_result),
+      The result of the most recent of the actions M(tensorflow_ansible.cluster.gang_result),
       M(tensorflow_ansible.cluster.gang_restart) and M(tensorflow_ansible.cluster.gang_refusal).
     type: dict
     required: true
@@ -63,7 +63,7 @@ attempt:
   returned: success
   type: int
 min_workers:
-  description: The smallest number of workers to start it with; 0 for all.
+  description: The smallest number of workers to start the attempt with; 0 for all.
   returned: success
   type: int
 result:

@@ -6,8 +6,8 @@ module: gang_result
 short_description: Write the result of an attempt
 description:
   - >-
-    Fetches the rest of logs and progress, judges how the attempt ended, writes C(result.json)
-    with the decision on a next attempt, and sends notifications.
+    Fetches the rest of the logs and progress records, judges how the attempt ended, writes
+    C(result.json) with the decision on a next attempt, and sends notifications.
 options:
   hosts:
     description: The hosts of the attempt.
@@ -16,7 +16,7 @@ options:
     required: true
   ranks:
     description: >-
-      Ranks that M(tensorflow_ansible.cluster.gang_find) has found. Without them, those that
+      Ranks that M(tensorflow_ansible.cluster.gang_find) has found. If omitted, the ranks that
       M(tensorflow_ansible.cluster.rank_stage) returned.
     type: list
     elements: dict
@@ -120,7 +120,7 @@ then:
   returned: success
   type: str
 overtaken:
-  description: As given.
+  description: The value of the option O(overtaken).
   returned: success
   type: bool
 """

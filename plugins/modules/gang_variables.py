@@ -52,7 +52,7 @@ environment_names:
   type: list
   elements: raw
 environment_differs:
-  description: Those whose values differ between hosts.
+  description: Names whose values differ between hosts.
   returned: success
   type: list
   elements: raw

@@ -10,7 +10,7 @@ description:
     stores logs and progress in the job's folder.
   - >-
     Ends when the gang has ended, or when there is evidence that it cannot continue. An error in
-    it ends the watch but not the job.
+    this action ends the watch but not the job.
 options:
   hosts:
     description: The hosts of the attempt.
@@ -19,7 +19,7 @@ options:
     required: true
   ranks:
     description: >-
-      Ranks that M(tensorflow_ansible.cluster.gang_find) has found. Without them, those that
+      Ranks that M(tensorflow_ansible.cluster.gang_find) has found. If omitted, the ranks that
       M(tensorflow_ansible.cluster.rank_stage) returned.
     type: list
     elements: dict
@@ -114,7 +114,7 @@ state:
   returned: success
   type: str
 message:
-  description: What happened, for people.
+  description: The outcome as readable text.
   returned: success
   type: str
 lost_hosts:

@@ -51,18 +51,19 @@ options:
     default: []
   gpus:
     description: >-
-      The GPUs of the rank, as in C(train_job_gpus). Without it, the script's environment decides.
+      The GPUs of the rank, as in C(train_job_gpus). If omitted, the script's environment decides.
     type: raw
   lease_dir:
     description: The folder on the host in which all users' ports and GPUs are leased.
     type: str
     required: true
   wait:
-    description: Seconds to wait for other jobs. With 0, resources that they hold are an error.
+    description: >-
+      Seconds to wait for other jobs. With 0, resources that other jobs hold are an error.
     type: float
     required: true
   foreign_gpu:
-    description: The reaction to a process that belongs to no job and uses a GPU of the rank.
+    description: How to react to a process that does not belong to a job but uses a GPU of the rank.
     type: str
     choices: [refuse, warn, ignore]
     required: true

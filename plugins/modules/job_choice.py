@@ -3,7 +3,7 @@
 
 DOCUMENTATION = r"""
 module: job_choice
-short_description: Choose old jobs over all hosts
+short_description: Choose old jobs across all hosts
 description:
   - Chooses the jobs to remove. A job with a live rank on any host is kept.
 options:
@@ -12,7 +12,7 @@ options:
     type: dict
     required: true
   older_than:
-    description: Choose jobs that ended longer ago, such as V(14d).
+    description: Choose jobs that ended longer ago than this, such as V(14d).
     type: str
   keep:
     description: Keep this number of newest jobs.
@@ -30,7 +30,7 @@ author: The maintainers
 """
 
 EXAMPLES = r"""
-- name: Choose old jobs over all hosts
+- name: Choose old jobs across all hosts
   tensorflow_ansible.cluster.job_choice:
     groups: '{{ train_job_groups }}'
     older_than: 14d
@@ -43,7 +43,7 @@ remove:
   returned: success
   type: dict
 kept:
-  description: Why others are kept.
+  description: Why other jobs are kept.
   returned: success
   type: list
   elements: raw

@@ -6,8 +6,8 @@ module: job_info
 short_description: List the jobs on a host
 description:
   - >-
-    Lists the jobs that have a folder on the host, with their ranks, and what all users have
-    leased. Nothing is changed.
+    Lists the jobs that have a folder on the host, with their ranks, and the ports and GPUs that
+    all users have leased. Nothing is changed.
 options:
   root:
     description: The folder on the host that contains C(jobs/).

@@ -40,7 +40,7 @@ removed:
   type: list
   elements: raw
 kept:
-  description: Why others were not removed.
+  description: Why other jobs were not removed.
   returned: success
   type: list
   elements: raw

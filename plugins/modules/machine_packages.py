@@ -6,8 +6,8 @@ module: machine_packages
 short_description: Lock the packages that scripts will need on machines
 description:
   - >-
-    Does for machines that are set up what M(tensorflow_ansible.cluster.gang_packages) does for a
-    job, so that jobs find their packages installed.
+    Locks packages during the set-up of machines, as M(tensorflow_ansible.cluster.gang_packages)
+    does for a job, so that later jobs find their packages installed.
 options:
   machines:
     description: The inventory hosts.

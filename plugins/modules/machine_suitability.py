@@ -6,8 +6,8 @@ module: machine_suitability
 short_description: Decide whether TensorFlow can be installed on machines
 description:
   - >-
-    Judges the results of M(tensorflow_ansible.cluster.host_suitability) against what
-    C(playbooks/setup.yml) will do.
+    Compares the results of M(tensorflow_ansible.cluster.host_suitability) with the requirements of
+    the roles that C(playbooks/setup.yml) will run.
 options:
   members:
     description: The machines, as in C(playbooks/machines.yml).
@@ -20,7 +20,7 @@ options:
     elements: str
     required: true
   skip_tags:
-    description: Its skipped tags.
+    description: The skipped tags of the run.
     type: list
     elements: str
     required: true

@@ -6,7 +6,7 @@ module: rank_info
 short_description: Report the state of a job's ranks on a host
 description:
   - >-
-    Reports phase, progress and the last line of the log of each rank that this host has of a job.
+    Reports the phase, the progress and the last line of the log of each rank of a job on this host.
     Nothing is changed.
 options:
   root:
@@ -48,7 +48,7 @@ rank:
   returned: success
   type: dict
 state:
-  description: 'Its state: phase, exit code, reason, times.'
+  description: 'The state of the rank: phase, exit code, reason, times.'
   returned: success
   type: dict
 progress:
@@ -60,7 +60,7 @@ last_line:
   returned: success
   type: str
 more:
-  description: The same for further ranks that this host answers for.
+  description: The same for further ranks of the host's machine.
   returned: success
   type: list
   elements: raw

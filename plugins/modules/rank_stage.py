@@ -9,8 +9,8 @@ description:
     Leases the rank's port and GPUs and fills its folder on the host: the code, C(tf_config.json),
     its specification and the launcher.
   - >-
-    Does all of it or, if it fails, nothing. In a later attempt of a job, it ends remaining
-    processes of the previous one and keeps checkpoints, model and events.
+    If a step fails, all of them are undone. A later attempt of a job ends remaining processes of
+    the previous one and keeps checkpoints, model and events.
 options:
   archive:
     description: The code archive on the control node.

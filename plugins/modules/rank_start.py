@@ -7,8 +7,8 @@ short_description: Start a rank in the background
 description:
   - >-
     Starts the supervisor of a rank that M(tensorflow_ansible.cluster.rank_stage) has made ready.
-    The supervisor starts the script and goes into the background, so the task ends as soon as it
-    works.
+    The supervisor starts the script and moves into the background, so the task ends as soon as the
+    supervisor works.
   - >-
     M(ansible.builtin.command) with C(async) and C(poll: 0) would take 0.2 to 1 s more, and would
     not report a supervisor that did not start.

@@ -66,7 +66,7 @@ stop_report:
   returned: success
   type: dict
 more:
-  description: The same for further ranks that this host answers for.
+  description: The same for further ranks of the host's machine.
   returned: success
   type: list
   elements: raw

@@ -143,7 +143,7 @@ def remove_old(params: Dict[str, Any], check_only: bool) -> Tuple[List[str], Lis
         names = sorted(set(found) - needed - with_bases(folder, spare[: keep - 1]))
         shared = shared_with(folder) if names else ""
         if shared:
-            return [], [f"{len(names)} old environments in {folder} were kept: {shared}."]
+            return [], [f"Old environments in {folder} were kept ({len(names)}), because {shared}."]
         return _remove(root, names, check_only)
 
 
@@ -192,7 +192,7 @@ def _is_left(name: str) -> bool:
 def _remove(root: str, names: List[str], check_only: bool) -> Tuple[List[str], List[str]]:
     """Remove environments; return the removed names, and why others are kept."""
     used = in_use(root, names)
-    notes = [f"{name} was kept: {used[name]} uses it." for name in sorted(used)]
+    notes = [f"{name} was kept, because {used[name]} uses it." for name in sorted(used)]
     unused = [name for name in names if name not in used]
     if check_only:
         return unused, notes

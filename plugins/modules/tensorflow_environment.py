@@ -36,7 +36,7 @@ options:
         type: str
         required: true
       sha256:
-        description: Its hash.
+        description: The SHA-256 of the file.
         type: str
         required: true
       version:
@@ -61,7 +61,7 @@ options:
     type: path
     required: true
   python_version:
-    description: Its version.
+    description: The version of this interpreter.
     type: str
     required: true
   uv:
@@ -151,15 +151,15 @@ IMPORT_LIMIT_S = 900.0
 CAUSES = [
     (
         ("Hash mismatch",),
-        "{source} has a file that differs from the locked one. Use an unchanged source"
-        " (tensorflow_index_url, tensorflow_wheelhouse; playbooks/wheelhouse.yml repairs the folder"
-        " tensorflow_wheelhouse_source)",
+        "{source} contains a file that differs from the locked one. Use an unchanged source "
+        "(tensorflow_index_url, tensorflow_wheelhouse; playbooks/wheelhouse.yml repairs the "
+        "folder tensorflow_wheelhouse_source)",
     ),
     (
         ("invalid peer certificate", "certificate verify"),
-        "this host does not trust the certificate of the package index. Add its authority to the"
-        " host's certificates, or set the file that contains it (SSL_CERT_FILE in the environment,"
-        " cert in pip.conf)",
+        "this host does not trust the certificate of the package index. Add the index's "
+        "certificate authority to the host's certificates, or set the file that contains it "
+        "(SSL_CERT_FILE in the environment, cert in pip.conf)",
     ),
     (
         ("Failed to fetch", "error sending request", "dns error", "tcp connect error", "timed out"),
@@ -169,10 +169,13 @@ CAUSES = [
     ),
     (
         ("No solution found",),
-        "{source} has no compatible wheel for Python {python} on {system}. Add it, or use another"
-        " source (tensorflow_index_url, tensorflow_wheelhouse)",
+        "{source} has no compatible wheel for Python {python} on {system}. Add the wheel, or "
+        "use another source (tensorflow_index_url, tensorflow_wheelhouse)",
     ),
-    (("No space left",), "the filesystem of {folder} is full. Free space, and run again"),
+    (
+        ("No space left",),
+        "the filesystem of {folder} is full. Free up space, and run the playbook again",
+    ),
 ]
 #: Texts that show that TensorFlow could not load a CUDA library.
 MISSING_LIBRARY = (
@@ -226,10 +229,14 @@ class Environment:
         """Create the environment and install the packages of its lock file."""
         requirements = self.params["requirements"]
         if not os.path.isfile(requirements):
-            raise SetupError(f"{self.path} was removed by another run meanwhile. Run again.")
+            raise SetupError(
+                f"{self.path} was removed by another run in the meantime. Run the playbook again."
+            )
         with open(requirements, "rb") as stream:
             if hashlib.sha256(stream.read()).hexdigest() != self.lock["sha256"]:
-                raise SetupError(f"{self.lock['path']} was changed during the run. Run again.")
+                raise SetupError(
+                    f"{self.lock['path']} was changed during the run. Run the playbook again."
+                )
         environments.discard(self.path)
         command = ["venv", "--no-project", "--no-config", "--python", self.params["python"]]
         done = self._uv([*command, self.path], index_settings.without_uv())
@@ -269,7 +276,9 @@ class Environment:
     def _put_on_top(self) -> None:
         """Make the environment find the packages of its base, after its own."""
         if not environments.usable_marker(self.base):
-            raise SetupError(f"{self.base} was removed by another run meanwhile. Run again.")
+            raise SetupError(
+                f"{self.base} was removed by another run in the meantime. Run the playbook again."
+            )
         # Python runs this line when it starts. The path is absolute, because a relative one would
         # lead elsewhere through the link of an environment.
         line = f"import site; site.addsitedir({self._packages(self.base)!r})\n"
@@ -299,7 +308,7 @@ class Environment:
     def _cause(self, done: subprocess.CompletedProcess[bytes]) -> str:
         """Return why uv could not install, and the remedy."""
         errors = done.stderr.decode(errors="replace")
-        killed = "it was killed, perhaps because the host ran out of memory. Run again"
+        killed = "it was killed, perhaps because the host ran out of memory. Run the playbook again"
         causes = [text for signs, text in CAUSES if any(sign in errors for sign in signs)]
         causes.append(killed if done.returncode < 0 else "see its output below")
         wheelhouse = self.params["wheelhouse"]
@@ -365,8 +374,8 @@ class Environment:
             done = run(command, self.held, {**os.environ, **changes}, IMPORT_LIMIT_S)
         except subprocess.TimeoutExpired:
             raise SetupError(
-                f"The new environment did not import {names} within {IMPORT_LIMIT_S:.0f} s. Check"
-                " the load and the disk of this host, and run again."
+                f"The new environment did not import {names} within {IMPORT_LIMIT_S:.0f} s. "
+                "Check the load and the disk of this host, and run the playbook again."
             ) from None
         if done.returncode:
             cause = "Fix the error below"
@@ -379,8 +388,9 @@ class Environment:
         answer: Dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         if answer["version"] != lock["version"]:
             raise SetupError(
-                f"The new environment has {lock['imports'][0]} {answer['version']}, but the lock"
-                f" {lock['path']} has {lock['version']}. No link was changed. Lock again."
+                f"The new environment has {lock['imports'][0]} {answer['version']}, but the lock "
+                f"{lock['path']} has {lock['version']}. No link was changed. Create the lock "
+                "again."
             )
         return answer["gpus"], done.stderr
 

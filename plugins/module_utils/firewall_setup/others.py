@@ -49,11 +49,12 @@ def warnings_of(nft: str, networks: List[Network], ports: List[Range]) -> Iterat
     for other in find_others(nft):
         known = [network for network in networks if network.version in other.versions]
         refused = [show(network) for network in known if not allows(other.openings, network, ports)]
-        named = other.name, ", ".join(show_ports(ports)), ", ".join(refused)
+        named = other.name, ", ".join(refused), ", ".join(show_ports(ports))
         if refused:
             yield (
-                "%s closes the ports %s of this host to %s, and the role's rules cannot open them."
-                " Ranks cannot connect. Allow the members permanently: " % named
+                "%s blocks connections from %s to the ports %s of this host. Ranks cannot connect,"
+                " and the rules of this role cannot change that. To allow the members permanently,"
+                " run on the host: " % named
             ) + other.command % other.separator.join(refused)
 
 

@@ -42,7 +42,7 @@ def compare(nft: str, rules: str) -> Tuple[List[str], List[Dict[str, str]]]:
         diff.append({"prepared": "- nftables is not installed\n"})
     listed, loaded = read(LISTED), list_table(nft) if nft else ""
     if nft and (not loaded or loaded != listed):
-        state = "the one that was confirmed" if loaded else "loaded"
+        state = "the confirmed one" if loaded else "loaded"
         differences.append("the table inet %s is not %s" % (TABLE, state))
         diff.append({"before_header": "loaded", "before": loaded, "after": listed})
     before = read(RULES)
@@ -86,9 +86,9 @@ def confirm(nft: str, token: str, timeout: int) -> None:
     pending = read(PENDING)
     if not pending or hashlib.sha256(pending.encode()).hexdigest() != token:
         raise FirewallError(
-            "the new rules were reverted after %d s because Ansible did not confirm them in"
-            " time; the previous rules are in force. Another host of the play may have been slow:"
-            " set a larger firewall_confirm_timeout" % timeout
+            "the new rules were reverted after %d s because Ansible did not confirm them in "
+            "time; the previous rules are in force. Another host of the play may have been "
+            "slow: increase firewall_confirm_timeout" % timeout
         )
     # While it is empty, the next run loads the rules again.
     write(LISTED, "")
@@ -151,7 +151,8 @@ def run(*arguments: str, check: bool = True, stdin: str = "") -> "subprocess.Com
     )
     if check and done.returncode:
         raise FirewallError(
-            "`%s` ended with %d: %s" % (" ".join(arguments), done.returncode, done.stderr.strip())
+            "`%s` failed with exit code %d: %s"
+            % (" ".join(arguments), done.returncode, done.stderr.strip())
         )
     return done
 

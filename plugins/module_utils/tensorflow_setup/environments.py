@@ -96,9 +96,10 @@ def exclusive(folder: str) -> Iterator[int]:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise SetupError(
-                        f"Another installation on this host has held {path} for"
-                        f" {LOCK_WAIT_S / 60:.0f} minutes. Find its process with"
-                        f" `sudo lslocks --notruncate | grep {path}`, end it, and run again."
+                        f"Another installation on this host has held {path} for "
+                        f"{LOCK_WAIT_S / 60:.0f} minutes. Find its process with `sudo lslocks "
+                        f"--notruncate | grep {path}`, end that process, and run the playbook "
+                        "again."
                     ) from None
             time.sleep(0.2)
         yield stream.fileno()
