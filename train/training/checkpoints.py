@@ -66,7 +66,7 @@ class Checkpoint:
             made_with = self.identity.get(name, value)  # an option that was added later
             if made_with == value:
                 continue
-            same = "use the same options, "
+            same = "the same options, "
             if name == "data_sha256":
                 other = f"other data (their SHA-256 is {made_with}, not {value})"
             elif name == "order":
@@ -75,7 +75,7 @@ class Checkpoint:
             else:
                 other = f"--{name.replace('_', '-')} {made_with}, not {value}"
             remedy = "--resume never, or another --checkpoint-dir"
-            return f"{self.path} was written with {other}: {same}{remedy}"
+            return f"{self.path} was written with {other}: use {same}{remedy}"
         return ""
 
 

@@ -105,12 +105,14 @@ def read_tf_config(environ: Mapping[str, str]) -> Cluster:
         raise ConfigError(f"TF_CONFIG: cluster has {count} chiefs, the limit is 1")
     missing = [job for job in JOBS if job not in addresses]
     if "ps" in addresses and missing:
-        why = f"no {missing[0]}, but they need a chief and at least one worker"
-        raise ConfigError(f"TF_CONFIG: cluster has parameter servers (ps) and {why}")
+        why = f"no {missing[0]}: they need a chief and at least one worker"
+        raise ConfigError(f"TF_CONFIG: cluster has parameter servers (ps), but {why}")
     task = config.get("task", {} if cluster else {"type": "worker", "index": 0})
     kind, index = (task.get("type"), task.get("index")) if isinstance(task, dict) else (None, None)
     if not isinstance(kind, str) or type(index) is not int or index < 0:
-        raise ConfigError('TF_CONFIG: task must be like {"type": "worker", "index": 0}')
+        raise ConfigError(
+            'TF_CONFIG: task must be an object such as {"type": "worker", "index": 0}'
+        )
     alone = not cluster and kind in JOBS[:2] and index == 0
     if kind != EVALUATOR and not alone and index >= len(addresses.get(kind, [])):
         ranks = [f"{job}-{i}" for job, listed in addresses.items() for i in range(len(listed))]

@@ -75,7 +75,7 @@ class Collective:
         differing = [rank for rank, row in zip(ranks, rows, strict=True) if (row != rows[0]).any()]
         if differing:
             names = ", ".join(differing)
-            raise TrainingError(f"the weights {when} differ from those of {ranks[0]}: {names}")
+            raise TrainingError(f"the weights of {names} {when} differ from those of {ranks[0]}")
 
     def barrier(self) -> None:
         """Wait for all ranks."""

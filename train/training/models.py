@@ -51,7 +51,8 @@ def build(
     if name.startswith(_KERAS):
         if dropout:
             raise ConfigError(
-                f"--dropout is not supported for {name}, which has its own dropout: remove it"
+                f"--dropout is not supported for {name}, which has its own dropout: remove "
+                "--dropout"
             )
         return application(name.removeprefix(_KERAS), shape, classes, seed, sync_batch_norm)
     if name.startswith("resnet"):

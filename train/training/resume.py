@@ -220,7 +220,11 @@ class Search:
             with suppress(OSError):
                 path.unlink()
         elif shared:
-            note(f"{self.cluster.task}: no copy, the checkpoint folder is the chief's", sys.stdout)
+            note(
+                f"{self.cluster.task}: not keeping a copy of the checkpoints, because the "
+                "checkpoint folder is the chief's",
+                sys.stdout,
+            )
         return shared
 
 
@@ -245,7 +249,7 @@ def _initial_values(path: str, state: TrainingState) -> tuple[dict[int, Any], st
     Each variable gets the values of the one with the same name and shape, such as ``conv/kernel``.
     """
     if not Path(path).exists():
-        raise ConfigError(f"--init-from: no {path} in {Path.cwd()}")
+        raise ConfigError(f"--init-from: no such file: {path} in {Path.cwd()}")
     try:
         found = _numbered(_read(path))
     except Exception as error:  # errors from damage depend on the format

@@ -149,7 +149,8 @@ def await_servers(
             return [peers[name] for name in tasks]
         if time.monotonic() >= end:
             absent = ", ".join(
-                f"{name} ({address}" + (")" if name in peers else ", a host without an address)")
+                f"{name} ({address}"
+                + (")" if name in peers else ", a host name that cannot be resolved)")
                 for name, address in missing.items()
             )
             raise TrainingError(f"did not join within the start timeout of {seconds:g} s: {absent}")
@@ -203,7 +204,9 @@ def _start_server(cluster: Cluster) -> Any:
     except tf.errors.OpError as error:
         reason = error.message.splitlines()[0]
         where = f"{cluster.task} at {cluster.addresses[job][index]}"
-        raise TrainingError(f"cannot serve as {where}: {reason}; is its port taken?") from error
+        raise TrainingError(
+            f"cannot serve as {where}: {reason}; check whether another process uses its port"
+        ) from error
 
 
 def inter_op_threads() -> int:

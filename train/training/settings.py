@@ -161,7 +161,7 @@ class Settings:
     )
     download: bool = switch("download missing files of data sets that have an address")
     image_size: int = whole(
-        "width and height in pixels to which image folders and TFRecords are scaled; 0: "
+        "width and height in pixels to which the images of folders and TFRecords are scaled; 0: "
         "size of the first image",
         0,
         4096,
@@ -423,9 +423,9 @@ def choose_strategy(settings: Settings, cluster: Cluster) -> str:
     else:
         found = asked if asked != "parameter-server" else "auto"
     if asked not in ("auto", found):
-        there = ", ".join(f"{len(tasks)} {job}" for job, tasks in cluster.addresses.items())
+        there = ", ".join(f"{job}: {len(tasks)}" for job, tasks in cluster.addresses.items())
         raise ConfigError(
-            f"--strategy {asked} does not fit TF_CONFIG with {there or 'no cluster'}: "
+            f"--strategy {asked} does not fit TF_CONFIG ({there or 'no cluster'}): "
             + (f"use {found} or auto" if found != "auto" else "it needs chief, worker and ps")
         )
     return found
@@ -440,19 +440,26 @@ def check(settings: Settings, environ: Mapping[str, str]) -> Cluster:
             "it, or keep train_job_keras at 2"
         )
     if settings.download and settings.data in data.NAMES and settings.data not in data.FETCHED:
-        raise ConfigError(f"--download fetches {', '.join(data.FETCHED)}, not {settings.data}")
+        raise ConfigError(
+            f"--download is supported for {', '.join(data.FETCHED)}, but not for {settings.data}"
+        )
     strategy = choose_strategy(settings, cluster)
     listed, count = ",".join(settings.devices), len(settings.devices)
     if strategy == "one-device" and count > 1:
-        raise ConfigError(f"--strategy one-device supports only one of --devices {listed}")
+        raise ConfigError(
+            f"--strategy one-device uses one device, but --devices lists {listed}: list only one"
+        )
     if strategy == "multi-worker" and count > 1 and listed.startswith("cpu"):
         why = "with several workers, each trains on one CPU device; remove --devices"
         raise ConfigError(f"--devices {listed}: {why}")
     if strategy == "parameter-server":
         if settings.devices:
-            raise ConfigError("--devices has no effect with parameter servers: remove it")
+            raise ConfigError("--devices has no effect with parameter servers: remove --devices")
         if settings.exchange_precision != "float32":
-            raise ConfigError("--exchange-precision has no effect with parameter servers")
+            raise ConfigError(
+                "--exchange-precision has no effect with parameter servers: remove "
+                "--exchange-precision"
+            )
         if settings.precision == "float16":
             raise ConfigError(
                 "--precision float16 needs loss scaling, which is not supported with "
@@ -471,7 +478,7 @@ def check(settings: Settings, environ: Mapping[str, str]) -> Cluster:
             "--accumulate computes each part separately, but --sync-batch-norm works on the "
             "whole batch"
         )
-        raise ConfigError(f"{both}: use one of them")
+        raise ConfigError(f"{both}: use only one of these options")
     schedule = settings.schedule
     if schedule == "steps" and not settings.milestones:
         raise ConfigError("--schedule steps needs --milestones, such as 32000,48000")

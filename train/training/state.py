@@ -110,9 +110,9 @@ class TrainingState:
         found, own = _needed_shapes(arrays), _needed_shapes(self._by_name)
         if found != own:
             raise ConfigError(
-                f"the checkpoint contains {len(found)} variables of a different network or "
-                f"optimizer, this one has {len(own)}: use the options it was written with, "
-                "--resume never, or another --checkpoint-dir"
+                "the checkpoint is from a different network or optimizer (it contains "
+                f"{len(found)} variables, this run has {len(own)}): use the options that the "
+                "checkpoint was written with, --resume never, or another --checkpoint-dir"
             )
         for name, variable in self._by_name.items():
             if name in arrays:

@@ -141,5 +141,9 @@ def _start_failure(cluster: Cluster, message: str) -> str:
     if late:
         return f"did not join within the start timeout: {late}"
     reason = message.splitlines()[0]
-    remedy = "; is its port taken?" if "Could not start gRPC server" in reason else ""
+    remedy = (
+        "; check whether another process uses its port"
+        if "Could not start gRPC server" in reason
+        else ""
+    )
     return f"cannot join the gang as {cluster.task}: {reason}{remedy}"

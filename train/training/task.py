@@ -137,18 +137,18 @@ def open_task(settings: Settings) -> Task:
     data = open_data(settings)
     if settings.batch_size > data.train.size:
         raise ConfigError(
-            f"--batch-size {settings.batch_size} exceeds the limit, the {data.train.size} "
-            f"examples of --data {settings.data}"
+            f"--batch-size {settings.batch_size} is too large: --data {settings.data} has only "
+            f"{data.train.size} training examples"
         )
     custom = user_module.losses_and_metrics(settings.model, settings.data)
     functions, classes = {name: function for _, name, function in custom}, data.classes
     for name in ("label_smoothing", "class_weights", "top_k"):
         if classes is None and getattr(settings, name):
             option, labels = name.replace("_", "-"), f"the labels of {data.name}"
-            raise ConfigError(f"--{option} is for classes, but {labels} are numbers")
+            raise ConfigError(f"--{option} requires classes, but {labels} are numbers")
     if settings.label_smoothing and "loss" in functions:
         raise ConfigError(
-            f"--label-smoothing is not supported with a custom loss, that of {custom[0][0]}"
+            f"--label-smoothing is not supported with the custom loss of {custom[0][0]}"
         )
     count = len(settings.class_weights)
     if count not in (0, classes):
@@ -164,8 +164,8 @@ def open_task(settings: Settings) -> Task:
         models.check_model(chosen.model_name, data.shape)
     if settings.augment != "none" and len(data.shape) != 3:
         raise ConfigError(
-            f"--augment {settings.augment} is for images [height, width, channels], but "
-            f"--data {settings.data} has the shape {list(data.shape)}"
+            f"--augment {settings.augment} requires images [height, width, channels], but --data "
+            f"{settings.data} has the shape {list(data.shape)}"
         )
     return chosen
 
@@ -178,7 +178,7 @@ def _preparation(normalize: str, found: data.Data) -> Callable[[Any], Any]:
     if normalize == "imagenet":
         if len(found.shape) != 3 or found.shape[2] != 3:
             raise ConfigError(
-                "--normalize imagenet is for images with three colour channels, but "
+                "--normalize imagenet requires images with three colour channels, but "
                 f"{found.name} has the shape {list(found.shape)}"
             )
         mean, deviation = IMAGENET
@@ -186,7 +186,8 @@ def _preparation(normalize: str, found: data.Data) -> Callable[[Any], Any]:
         mean = found.train.mean()
     else:
         raise ConfigError(
-            f"--normalize {normalize} is not supported: {found.name} is not read into memory"
+            f"--normalize {normalize} requires data in memory, but {found.name} is read from "
+            "files during training"
         )
 
     def prepare(features: Any) -> Any:

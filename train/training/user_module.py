@@ -60,7 +60,8 @@ def call(path: str, name: str, **offered: Any) -> Any:
     for asked, of in taken.items():
         if asked not in offered and of.default is of.empty:
             raise ConfigError(
-                f"{path}: {name}() has the argument {asked!r}; it may have {', '.join(offered)}"
+                f"{path}: {name}() requires the argument {asked!r}, but only "
+                f"{', '.join(offered)} can be passed"
             )
     return function(**{key: value for key, value in offered.items() if key in taken})
 
@@ -79,7 +80,9 @@ def which(name: str, *paths: str) -> str:
     modules = dict.fromkeys(path for path in paths if path.endswith(".py"))
     found = [path for path in modules if getattr(load(path), name, None) is not None]
     if len(found) > 1:
-        raise ConfigError(f"{' and '.join(found)} both define {name}(): keep one")
+        raise ConfigError(
+            f"{' and '.join(found)} both define {name}(): remove one of the two functions"
+        )
     return "".join(found)
 
 

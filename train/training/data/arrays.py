@@ -119,9 +119,9 @@ def _arrays(what: str, value: Any) -> tuple[Any, Any]:
     features, labels = np.asarray(pair[0]), np.asarray(pair[1])
     for array, noun in ((features, "features"), (labels, "labels")):
         if array.dtype.kind not in "buif":
-            raise DataError(f"{what}: the {noun} are of {array.dtype}, not numbers")
+            raise DataError(f"{what}: the {noun} have the type {array.dtype}, expected numbers")
         if array.ndim == 0 or len(array) == 0:
-            raise DataError(f"{what}: no {noun}")
+            raise DataError(f"{what}: there are no {noun}")
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise DataError(f"{what}: the {noun} contain NaN or infinity")
     if len(features) != len(labels):

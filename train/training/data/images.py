@@ -62,15 +62,21 @@ def _visible(folder: Path) -> list[Path]:
 def _images(kind: Path) -> list[tuple[Path, int, str]]:
     """Return the images of a class: path, size in bytes, and the name of the class."""
     if not kind.is_dir():
-        raise DataError(f"images: {kind} is not a class folder: move it away")
+        raise DataError(
+            f"images: {kind} is not a folder with the images of a class: move this file to "
+            "another folder"
+        )
     images = []
     for path in _visible(kind):
         if path.suffix.lower() not in SUFFIXES or not path.is_file():
-            raise DataError(f"images: {path} is not one of {', '.join(SUFFIXES)}: move it away")
+            raise DataError(
+                f"images: {path} is not an image file ({', '.join(SUFFIXES)}): move it to "
+                "another folder"
+            )
         size = path.stat().st_size
         if not size:
-            raise DataError(f"images: {path} is empty")
+            raise DataError(f"images: {path} is empty: replace or remove this file")
         images.append((path, size, kind.name))
     if not images:
-        raise DataError(f"images: {kind} is empty")
+        raise DataError(f"images: {kind} is empty: add images, or remove this folder")
     return images

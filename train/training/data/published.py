@@ -134,11 +134,11 @@ def _find_idx(name: str, folder: Path, download: bool) -> list[Path]:
         if download and place == folder:
             break
         missing = [file for file, path in zip(FILES, present, strict=True) if not path]
-        raise DataError(f"{name}: {place} lacks {', '.join(missing)} (or .gz of it)")
+        raise DataError(f"{name}: {place} lacks {', '.join(missing)} (with or without .gz)")
     if not download:
         package = "install Debian's package dataset-fashion-mnist, or " if packaged else ""
         raise DataError(
-            f"{name}: {FILES[0]} (or .gz) and its three companions are not in "
+            f"{name}: {FILES[0]} (or .gz) and the three other files of the data set are not in "
             f"{' nor in '.join(map(str, places))}; {package}download them from "
             f"{PUBLISHED[name][0].address}, or add --download"
         )
@@ -165,7 +165,7 @@ def parse(content: bytes, path: Path, axes: int) -> Any:
     shape = struct.unpack(f">{axes}I", content[4:start])
     if len(content) - start != math.prod(shape):
         found = f"{len(content) - start} bytes of data, but {' x '.join(map(str, shape))}"
-        raise DataError(f"{path}: truncated or corrupt: {found} are announced")
+        raise DataError(f"{path}: truncated or corrupt: {found} in its header")
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 

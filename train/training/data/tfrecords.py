@@ -111,7 +111,8 @@ def record_offsets(path: Path) -> Any:
     wrong = np.flatnonzero(stored != masked_crc(table[:, :8]))
     if len(wrong) and compressed and wrong[0] == 0:
         raise DataError(
-            f"{path}: compressed, but records are read by position: decompress it (gunzip)"
+            f"{path}: the file is compressed, but records are read by position: decompress "
+            "it (gunzip)"
         )
     if len(wrong):
         raise DataError(
@@ -140,4 +141,4 @@ def first_record(path: Path) -> Any:
         try:
             return tf.data.TFRecordDataset(str(path)).take(1).get_single_element()
         except tf.errors.DataLossError:  # names a graph node
-            raise ValueError("its first record is not such a record") from None
+            raise ValueError("its first record is not a TFRecord") from None
