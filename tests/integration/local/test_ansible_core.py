@@ -153,4 +153,4 @@ def test_the_place_of_a_wrong_value_is_named(python: str, tmp_path: Path) -> Non
     assert done.returncode == 2
     said = " ".join(done.stdout.split())
     assert f"sets HOST to a boolean ({inventory}:6)" in said
-    assert 'train_job_seed of w0, w1 is a text, "x" (-e)' in said
+    assert 'train_job_seed of w0, w1 is a string, "x" (-e)' in said

@@ -30,8 +30,8 @@ LIMIT = ["--limit", "worker1"]
 @pytest.mark.parametrize(
     ("playbook", "options", "variables", "messages"),
     [
-        ("train", TAGS, {}, ["Nothing here has the tag start"]),
-        ("teardown", TAGS, {}, ["Nothing here has the tag start"]),
+        ("train", TAGS, {}, ["No play or task has the tag start"]),
+        ("teardown", TAGS, {}, ["No play or task has the tag start"]),
         ("train", LIMIT, {}, ["worker0: is not in this play", "without --limit"]),
         ("train", [], SPECIFIED, [*SPECIFIED, "expected one of 2, 3"]),
         ("train", [], {"train_job_runs_dir": "/etc/passwd"}, ["/etc/passwd"]),
@@ -83,7 +83,7 @@ def test_tags_of_the_set_up_are_its_roles(local_lab: Labs) -> None:
     done = lab.playbook("setup.yml", "--tags", "tensorflow,data")
     assert done.returncode == 2
     shown = " ".join(done.stdout.split())
-    assert "Nothing here has the tag data" in shown
+    assert "No play or task has the tag data" in shown
     assert "tensorflow, training_data, ssh_keys, firewall" in shown
 
 
@@ -106,7 +106,7 @@ def play_of(lab: Lab, folder: Path, role: Any = TRAIN_JOB, **keywords: Any) -> l
     ("keywords", "words"),
     [
         ({"strategy": "free"}, "`strategy: free`"),
-        ({"serial": 1}, "`serial`, which runs on 1 of its 2"),
+        ({"serial": 1}, "`serial` and so runs on 1 of its 2"),
     ],
 )
 def test_a_play_whose_hosts_part_is_refused(

@@ -189,7 +189,7 @@ def test_settings_of_ansible_playbook_itself(local_lab: Labs) -> None:
     assert "job direct completed; its results are in" in done.stdout
     wrong = playbook_command("train.yml", lab.inventory, {**given, "train_job_port": "abc"})
     refused = run(*wrong, env={**environment(), **more}, stderr=subprocess.STDOUT)
-    assert "train_job_port of worker0, worker1 is a text" in refused.stdout
+    assert "train_job_port of worker0, worker1 is a string" in refused.stdout
 
 
 def test_an_error_of_ansible_playbook_is_shown_from_its_beginning(local_lab: Labs) -> None:

@@ -26,8 +26,8 @@ def folder(tmp_path: Path) -> Path:
 def test_the_command_works_in_a_folder_with_another_train(folder: Path) -> None:
     done = run("./train", "run", "-i", "mine", cwd=folder)
     assert done.stderr == (
-        f"python -m train run: no such inventory: {folder}/mine. To list hosts instead, add "
-        "a comma: -i HOST,\n"
+        f"python -m train run: no such inventory: {folder}/mine. To list hosts instead of "
+        "naming a file, add a comma: -i HOST,\n"
     )
     assert done.returncode == 2
 

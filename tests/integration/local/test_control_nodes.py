@@ -254,7 +254,7 @@ def test_what_a_host_says_ends_no_job_and_becomes_no_variable_and_no_command(
     shown = [event for event in run.events if event["event"] == "notice"]
     assert not [event for event in shown if "\x1b" in event["text"]]
     (passed,) = [event["text"] for event in shown if event["kind"] == "progress"]
-    assert "line 1 of its progress is ignored" in passed
+    assert "ignoring line 1 of the rank's progress" in passed
     assert len(shown) > 1, "no warning of the host was shown"
     for name in ("status", "attach"):
         done = train(*lab.words(name, "odd"))

@@ -66,7 +66,7 @@ for n in range(1, 6): step(n, 5)
     notices = {e["task"]: e["text"] for e in done.events if e["event"] == "notice"}
     assert set(notices) == {"worker-0", "worker-1"}
     name = "thread 'monitor'" if sys.version_info >= (3, 14) else "1 other thread"
-    assert f"s ago and has not exited: still running: {name}" in notices["worker-0"]
+    assert f"s ago and has not exited; still running: {name}" in notices["worker-0"]
     assert "(sleep 600)" in notices["worker-1"]
     doubts = done.result["doubts"]
     assert len(doubts) == 2
@@ -101,8 +101,8 @@ with open(sys.argv[1] + "/weights", "w") as stream: stream.write(sys.argv[2])
     place = lab.root / "jobs/left/worker-1/code"
     assert done.result["notes"][1] == (
         f"2 files of worker-1 that look like results remain in worker1:{place} (8 B: "
-        "model.h5, outputs/table.csv): write to $TRAIN_MODEL_DIR, or fetch them with "
-        "train_job_collect"
+        "model.h5, outputs/table.csv): let the script write results to "
+        "$TRAIN_MODEL_DIR, or list these files in train_job_collect"
     )
     kept = (lab.runs_dir / "left/model/weights").read_text()
     assert kept == "${HOME} left $TRAIN_OTHER"

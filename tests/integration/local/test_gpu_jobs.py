@@ -56,7 +56,7 @@ def test_a_job_and_the_gpus_of_others(
     manifest = json.loads((copy.runs / "beside/manifest.json").read_text())
     busy = manifest["hosts"]["worker0"]["gpus_busy"][UUIDS[1]]
     assert f"in use by pid {me} (" in busy["why"]
-    assert "or share the GPU with it (-e train_job_foreign_gpu=warn)" in busy["remedy"]
+    assert "or share the GPU (-e train_job_foreign_gpu=warn)" in busy["remedy"]
     done = copy.run("warned", train_job_foreign_gpu="warn", **place)
     assert copy.seen("warned") == ["0,1 PCI_BUS_ID true", "2,3 PCI_BUS_ID true"], done.stdout
     manifest = json.loads((copy.runs / "warned/manifest.json").read_text())
@@ -68,7 +68,7 @@ def test_a_job_and_the_gpus_of_others(
     assert supervisor().starts(folder, holder("night-1"), theirs) is None
     done = copy.run("few", **place)
     assert done.returncode == 2
-    expected = "not enough free GPUs: the machine has 4 GPUs; GPU 1 is in use by worker-0 of"
+    expected = "too few GPUs are free. The machine has 4 GPUs; GPU 1 is in use by worker-0 of"
     assert expected in done.stdout, done.stdout
     assert "or queue for it (-e train_job_queue_timeout=SECONDS)" in done.stdout
     assert f"pid {me}" not in done.stdout

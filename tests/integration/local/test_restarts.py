@@ -95,7 +95,7 @@ def test_a_crash_at_the_same_step_is_not_tried_a_third_time(local_lab: Labs, sta
     assert [event["attempt"] for event in restarted(run.events)] == [2]
     assert "was killed by SIGABRT (signal 6)" in run.result["message"]
     assert "it crashed in native code" in run.result["message"]
-    earlier = "\nattempt 1: worker-1 was killed by SIGABRT (signal 6); in Python it was at "
+    earlier = "\nattempt 1: worker-1 was killed by SIGABRT (signal 6); its Python code was at "
     assert earlier in lab.saved("crash")["message"]
     assert earlier in run.result["message"]
     assert "it failed the same way twice at step 5" in run.result["message"]

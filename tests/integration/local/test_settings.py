@@ -190,8 +190,8 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
             "sets LIST to a list",
             "train_job_args of worker0, worker1 ",
             "cannot be split like a shell command (No closing quotation)",
-            'train_job_port of worker0, worker1 is a text, "abc"',
-            'train_job_min_workers of worker0, worker1 is a text, "many"',
+            'train_job_port of worker0, worker1 is a string, "abc"',
+            'train_job_min_workers of worker0, worker1 is a string, "many"',
         ],
     ),
     (

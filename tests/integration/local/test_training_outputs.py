@@ -320,11 +320,11 @@ def test_first_weights_are_those_of_another_training(
 REFUSALS: list[tuple[dict[str, Any], str]] = [
     (
         {"batch_size": 1440},
-        "--batch-size 1440 exceeds the limit, the 1437 examples of --data digits",
+        "--batch-size 1440 is too large: --data digits has only 1437 training examples",
     ),
     (
         {"normalize": "imagenet"},
-        "--normalize imagenet is for images with three colour channels, but digits has the "
+        "--normalize imagenet requires images with three colour channels, but digits has the "
         "shape [8, 8, 1]",
     ),
     ({"class_weights": (1.0, 2.0)}, "--class-weights has 2 numbers, but digits has 10 classes"),
@@ -442,7 +442,7 @@ def test_own_modules_learn_numbers_and_classes(
     ranks = {name: start(tmp_path / name, *common, *more) for name, more in runs.items()}
     assert [rank.end() for rank in ranks.values()] == [0, 0, 0, 2], ranks["classes"].said()
     both = ranks.pop("both").said()
-    assert f"{tmp_path}/model.py and {tmp_path}/data.py both define loss(): keep one" in both
+    assert f"{tmp_path}/model.py and {tmp_path}/data.py both define loss(): remove one" in both
     classes, squared, absolute = (rank.records()[-1]["metrics"] for rank in ranks.values())
     assert classes["test_accuracy"] > 0.9
     assert 1 / 3 < classes["test_sureness"] <= 1
@@ -466,7 +466,7 @@ MODULES: dict[str, tuple[str, str]] = {
     "data-none": ("x = 1", "has no function build_dataset()"),
     "data-asks": (
         "def build_dataset(shape): pass",
-        "build_dataset() has the argument 'shape'; it may have seed, folder",
+        "build_dataset() requires the argument 'shape', but only seed, folder can be passed",
     ),
     "data-pair": (
         "def build_dataset(): return 1",
@@ -480,7 +480,7 @@ MODULES: dict[str, tuple[str, str]] = {
     "model-none": ("loss = None", "has no function build_model()"),
     "model-asks": (
         "def build_model(width): pass",
-        "build_model() has the argument 'width'; it may have shape, classes, seed, folder",
+        "build_model() requires the argument 'width', but only shape, classes, seed, folder can",
     ),
     "model-other": (
         "def build_model(*names): return len(names)",

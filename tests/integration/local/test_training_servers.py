@@ -152,4 +152,4 @@ def test_taken_port_is_told(start: Start, tmp_path: Path) -> None:
     with socket.create_server(("0.0.0.0", int(addresses["ps"][0].rpartition(":")[2]))):
         told = failure(start_task(start, tmp_path, addresses, "ps-0", "60", script=LAB))
     assert f"cannot serve as ps-0 at {addresses['ps'][0]}" in told
-    assert told.endswith("is its port taken?")
+    assert told.endswith("check whether another process uses its port")

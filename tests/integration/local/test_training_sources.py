@@ -170,7 +170,8 @@ def test_missing_files_say_where_and_how_to_get_them(tmp_path: Path) -> None:
     assert f"not in {own}; download them from https://" in mnist
     assert mnist.endswith("or add --download")
     (write_mnist(own) / "t10k-images-idx3-ubyte.gz").unlink()
-    assert refusal("mnist", own) == f"mnist: {own} lacks t10k-images-idx3-ubyte (or .gz of it)"
+    lacks = "lacks t10k-images-idx3-ubyte (with or without .gz)"
+    assert refusal("mnist", own) == f"mnist: {own} {lacks}"
 
 
 @inside
@@ -180,7 +181,7 @@ def test_damaged_idx_files_are_named(tmp_path: Path) -> None:
     cases = [
         (IMAGES, whole[:-20], "corrupt, truncated or of another type"),
         (IMAGES, b"<html>not found</html>", "corrupt, truncated or of another type"),
-        (IMAGES, gzip.compress(plain[:-1]), "4703 bytes of data, but 6 x 28 x 28 are announced"),
+        (IMAGES, gzip.compress(plain[:-1]), "4703 bytes of data, but 6 x 28 x 28 in its header"),
         (IMAGES, gzip.compress(plain + b"x"), "4705 bytes of data, but 6 x 28 x 28"),
         (
             LABELS,
@@ -383,10 +384,10 @@ def test_own_arrays_that_do_not_fit_are_refused() -> None:
         (good, (x[:, :2], y), "an example is (3,) of float32 in train, but (2,) of float32"),
         (good, (x, np.zeros(4, np.float32)), "() of int64 in train, but () of float32 in test"),
         ((x, y[:3]), good, "own.py: train: 4 features, but 3 labels"),
-        ((x[:0], y[:0]), good, "own.py: train: no features"),
+        ((x[:0], y[:0]), good, "own.py: train: there are no features"),
         (good, (x, y - 1), "label -1 is not one of the classes"),
         ((x * np.nan, y), good, "own.py: train: the features contain NaN or infinity"),
-        ((np.array(["a", "b"]), y), good, "the features are of <U1, not numbers"),
+        ((np.array(["a", "b"]), y), good, "the features have the type <U1, expected numbers"),
         ((x[:, 0], y), good, "features must be [n, ...]; reshape [n] to [n, 1]"),
         ((x, np.eye(4, dtype=int)), good, "classes must be [n] or [n, 1], not [4, 4]"),
         (x, good, "own.py: train must be a pair (features, labels), a tf.data.Dataset or a Spl"),
@@ -472,8 +473,8 @@ def test_other_formats_are_decoded_and_pixels_stay(tmp_path: Path) -> None:
 def test_wrong_image_folders_are_refused(tmp_path: Path) -> None:
     black = png((0, 0, 0))
     cases = [
-        ("train/cat/notes.txt", b"x", "notes.txt is not one of .png, .jpg, .jpeg, .gif, .bmp"),
-        ("train/notes.png", b"x", "train/notes.png is not a class folder"),
+        ("train/cat/notes.txt", b"x", "notes.txt is not an image file (.png, .jpg, .jpeg,"),
+        ("train/notes.png", b"x", "train/notes.png is not a folder with"),
         ("train/fox/.hidden", b"x", "train/fox is empty"),
         ("train/cat/0.png", b"", "train/cat/0.png is empty"),
         ("test/fox/0.png", black, "test has classes that are not in train: ['fox']"),

@@ -184,8 +184,9 @@ def test_different_weights_are_an_error(start: Start, tmp_path: Path) -> None:
     ranks = start_gang(start, tmp_path, "--epochs", "1", script=script)
     assert [rank.end() for rank in ranks] == [1, 1]
     for rank in ranks:
-        assert "TrainingError: the weights at step 11 differ from those of worker-0: worker-1" in (
-            rank.said()
+        assert (
+            "TrainingError: the weights of worker-1 at step 11 differ from those of worker-0"
+            in (rank.said())
         )
         assert not (rank.folder / "model").exists()
 

@@ -135,7 +135,7 @@ OWN = (
 
 def remedies(shown: str) -> dict[str, str]:
     """Return the commands of the warnings, by the firewall's name."""
-    pattern = r"WARNING\]: (.+?) closes the ports 12345 of .* Allow the members permanently: (.*)"
+    pattern = r"WARNING\]: (.+?) blocks connections from .* permanently, run on the host: (.*)"
     return dict(re.findall(pattern, shown))
 
 

@@ -235,7 +235,7 @@ def test_what_is_not_good_is_not_linked(params: Params, call: Call, tmp_path: Pa
     first = call(params)
     for number, (body, message) in enumerate(
         [
-            ("tampered", "has a file that differs from the locked one"),
+            ("tampered", "contains a file that differs from the locked one"),
             ("missing", f"has no compatible wheel for Python {HERE}"),
             ("import no_such_module\n", "No module named 'no_such_module'"),
             ("__version__ = '0.9'\n", "has tensorflow 0.9, but the lock"),
@@ -420,7 +420,7 @@ def test_fewer_is_an_error_or_a_warning_and_costs_no_second_download(
     message = call(gpu_params)["msg"]
     for part in (
         "TensorFlow 1.0 sees 0 of the 4 GPUs that the driver 470.82.01 shows",
-        "470.82.01 is older than 525.60.13: install a newer one (role nvidia_driver)",
+        "470.82.01 is older than 525.60.13: install a newer driver (role nvidia_driver)",
         "TensorFlow does not find its CUDA libraries: create the lock with",
         "W0000 gpu_device.cc:1] Cannot dlopen some GPU libraries.",
         "No link was changed.",
@@ -562,7 +562,7 @@ def test_what_a_process_uses_stays(root: Path, tmp_path: Path) -> None:
         process.communicate()
     assert removed == []
     for name, process, note in zip(names[:3], processes, notes, strict=True):
-        assert f"{name} was kept: process {process.pid} (python" in note
+        assert f"{name} was kept, because process {process.pid} (python" in note
     assert old(root, names[3], before="", keep=1) == (names[:3], [])
 
 
@@ -587,7 +587,7 @@ def test_a_shared_folder_and_one_that_cannot_be_removed(root: Path, monkeypatch:
     one, two = (faked(root, f"{number}.0", number) for number in (1, 2))
     with monkeypatch.context() as patched:
         patched.setattr(cleanup, "shared_with", lambda _: "others may use them")
-        stay = f"1 old environments in {root}/venvs were kept: others may use them."
+        stay = f"Old environments in {root}/venvs were kept (1), because others may use them."
         assert old(root, two, before="", keep=1) == ([], [stay])
 
     def fail(path: str) -> None:
@@ -613,7 +613,7 @@ def test_everything_goes_on_request_but_what_runs(root: Path) -> None:
     gone, notes = checked
     assert gone == [f"{root}/{path}" for path in ("paper", "venvs/.sent-host", f"venvs/{one}")]
     assert notes == [
-        f"{two} was kept: process {process.pid} (python) uses it.",
+        f"{two} was kept, because process {process.pid} (python) uses it.",
         f"{root} was kept: it contains jobs, venv.",
     ]
     process.communicate()
@@ -698,7 +698,7 @@ def test_what_is_refused_before_anything_is_done(play: Run, tmp_path: Path) -> N
         (both, "tensorflow_wheelhouse and tensorflow_wheelhouse_source are both set"),
         ({"tensorflow_wheelhouse_source": "wheels"}, "is 'wheels': use an absolute path"),
         (without, f"{wheels} on the control node has no wheel for Python"),
-        (without, "of frobnicate 1.5. Fill it with playbooks/wheelhouse.yml"),
+        (without, "of frobnicate 1.5. Fill this folder with playbooks/wheelhouse.yml"),
         (clashing, "tensorflow-cpu 0.9 (installed: 1.0). Lock the packages within"),
         (none, "tensorflow_extra_requirements: there is no lock file"),
     ]

@@ -277,7 +277,7 @@ def test_what_a_host_lacks_or_has_left(bed: Testbed, lab: Lab) -> None:
         ("warning", "slow", "host-0"),
         ("warning", "clock", "host-1"),
     }
-    assert f"port {PORT} is held by" in found(examined, "leftovers")["found"]
+    assert f"port {PORT} is in use by" in found(examined, "leftovers")["found"]
     assert re.search("(89|90)[.]", found(examined, "clock")["found"])
 
 
@@ -296,7 +296,7 @@ def test_addresses(bed: Testbed, lab: Lab) -> None:
         ("fail", "wrong-address", "host-1"),
         ("warning", "loopback", "host-0"),
     }
-    assert "is answered by host-2" in found(examined, "wrong-address")["found"]
+    assert "reach host-2" in found(examined, "wrong-address")["found"]
 
 
 def test_the_slow_one_of_two_interfaces(bed: Testbed, lab: Lab) -> None:

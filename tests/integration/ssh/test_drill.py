@@ -40,7 +40,7 @@ def test_ranks_are_killed_and_frozen() -> None:
 def test_what_needs_root_is_left_out_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     for fault in (faults.PORT, faults.SSH):
-        with pytest.raises(faults.FaultError, match="it needs root: set ansible_become"):
+        with pytest.raises(faults.FaultError, match="this fault needs root: set ansible_become"):
             faults.inject(fault, {"port": 1}, 1.0)
 
 
@@ -175,7 +175,7 @@ def test_no_drill_beside_a_real_job(local_lab: Labs) -> None:
     command.wait_for(training)
     done = train(*lab.words("drill", "--fault", "kill"))
     assert done.returncode == 2
-    assert "the drill does not run alongside other jobs: real on " in done.stderr
+    assert "the drill cannot run alongside other jobs: wait until real on " in done.stderr
     assert train(*lab.words("stop", "real")).returncode == 0
     command.end()
 
@@ -194,7 +194,7 @@ def test_no_drill_beside_a_job_of_another_user(local_lab: Labs, supervisor: Star
         done = train(*lab.words("drill", "--fault", "kill"))
     assert done.returncode == 2, done.stdout + done.stderr
     assert re.search(
-        r"the drill does not run alongside other jobs: worker[01] is in use by worker-0",
+        r"the drill cannot run alongside other jobs: worker[01] is in use by worker-0",
         done.stderr,
     )
     assert "job theirs (user uid 12001, since " in done.stderr
@@ -242,5 +242,5 @@ def test_ssh_is_stopped_by_root_and_the_job_does_not_mind(
     done = train(*lab.words("drill", "--fault", "ssh", "--fault-become", **variables))
     assert done.returncode == 0, done.stdout + done.stderr
     (row,) = [line.split() for line in done.stdout.splitlines() if line.startswith("ssh  ")]
-    assert row == ["ssh", "worker-1", "on", "worker1", "-", "-", "nothing", "-", "well"]
+    assert row == ["ssh", "worker-1", "on", "worker1", "-", "-", "nothing", "-", "ok"]
     assert ssh_processes(testbed) == []

@@ -86,7 +86,7 @@ def test_a_full_disk(ssh_lab: Labs, testbed: Testbed) -> None:
     check(
         *(lab, testbed, "full", ["worker-1"], "disk"),
         f"the disk of {root}/jobs/full/worker-1 is full",
-        "what to do: make space on that disk",
+        "what to do: free up space on that disk",
         arguments=["--steps", "900"],
         fault=faults.full_disk(testbed, host),
     )
@@ -109,7 +109,7 @@ def test_a_worker_that_never_starts(ssh_lab: Labs, testbed: Testbed) -> None:
     check(
         *(ssh_lab(worker=2), testbed, "asleep", ["worker-1"], "start_timeout"),
         "within 8 s (train_job_start_timeout)",
-        "what to do: check in its log",
+        "what to do: check in the rank's log",
         arguments=["--steps", "900", "--asleep", "worker-1"],
         train_job_start_timeout=8,
     )
@@ -123,7 +123,7 @@ def test_a_wrong_address(ssh_lab: Labs, testbed: Testbed) -> None:
     check(
         *(lab, testbed, "astray", ["worker-1"], "address"),
         f"cannot be reached at {wrong}:",
-        f"this is not an address of its host, which has {testbed.hosts[1].address}",
+        f"this address does not belong to its host, whose addresses are {testbed.hosts[1].address}",
         "what to do: set train_job_address",
         script=OWN,
         arguments=LONG,
@@ -136,7 +136,7 @@ def test_a_blocked_port(ssh_lab: Labs, testbed: Testbed) -> None:
     port = faults.host_variables(lab, "worker0")["train_job_port"]
     check(
         *(lab, testbed, "blocked", ["worker-0"], "blocked"),
-        f"listens on port {port}, but no other rank reaches it",
+        f"listens on port {port}, but no other rank can reach it",
         "what to do: open the port",
         arguments=STANDS,
         fault=faults.dropping(testbed.hosts[0], f"tcp dport {port} drop"),

@@ -157,5 +157,5 @@ def test_a_machine_under_two_names_is_warned_of(testbed: Testbed, tmp_path: Path
     assert done.returncode == 0, done.stdout
     told = " ".join(done.stdout.split())
     names = f"({host.address} port 22, other.lab port 22)"
-    assert f"one and two are the same machine under 2 names {names}" in told
-    assert told.count("under 2 names") == 1
+    assert f"one and two connect to the same machine at different addresses {names}" in told
+    assert told.count("at different addresses") == 1

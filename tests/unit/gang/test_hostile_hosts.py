@@ -207,7 +207,7 @@ def test_code_from_a_host_is_used_only_if_it_is_what_was_sent(tmp_path: Path) ->
     manifest: Any = {"script": str(script_files.WORKER), "arguments": []}
     script_files.check_arguments(manifest, archive, {"a": tf_config})
     archive.write_bytes(archive.read_bytes()[:-40])
-    with pytest.raises(UserError, match="remove it and attach to the job again"):
+    with pytest.raises(UserError, match="remove this file and attach to the job again"):
         script_files.check_archive(archive, sha256)
     assert not marker.exists()
 
@@ -230,7 +230,7 @@ def test_what_was_sent_is_fetched_from_the_first_host_that_has_it(tmp_path: Path
         return reattach.fetch_archive(play, dict.fromkeys(hosts, "/jobs"), here, sha256, 99)
 
     told = fetch(a=forged, b=OSError(f"gone{OSC}"), c=UnreachableError("no route"))
-    assert told[0] == f"{why}a: it differs from the code that the job was started with"
+    assert told[0] == f"{why}a: the archive differs from the code that the job was started with"
     assert told[1].startswith(f"{why}b: gone")
     assert is_harmless(told)
     assert "cannot be restarted from here" in told[3]

@@ -51,7 +51,7 @@ def test_ages() -> None:
 
 @pytest.mark.parametrize("text", ["", "14", "d", "14 d", "-1d", "1y", "d14", "1e3s"])
 def test_what_is_no_age(text: str) -> None:
-    with pytest.raises(ValueError, match="is not an age: use a number with s, m, h, d or w"):
+    with pytest.raises(ValueError, match="is not a valid age: use a number followed by s, m, h"):
         listing.seconds_of(text)
 
 
@@ -152,7 +152,7 @@ def test_a_host_that_tells_nothing_keeps_the_jobs_it_took_part_in(tmp_path: Path
     lay_out(tmp_path, "unknown", "worker-0", host="node-a", ago=9 * DAY)
     old, kept = listing.choose_old(merge(a=tmp_path), ["node-b"], keep=0)
     assert [job["job"] for job in old] == ["without"]
-    why = "node-b did not report, and a rank may be alive there"
+    why = "node-b did not report, so a rank of the job may still be running"
     assert sorted(kept) == [f"unknown: {why}", f"with: {why}"]
 
 
@@ -164,4 +164,4 @@ def test_a_host_that_reports_nothing_may_be_one_of_another_name(tmp_path: Path) 
     names = ["node-a", "node-b"]
     old, kept = listing.choose_old(merge(**{"node-a": tmp_path}), ["node-b"], names=names, keep=0)
     assert [job["job"] for job in old] == ["without"]
-    assert kept == ["with: node-b did not report, and a rank may be alive there"]
+    assert kept == ["with: node-b did not report, so a rank of the job may still be running"]

@@ -96,7 +96,7 @@ def judged(
             "no such program: python3.12",
             "uv python install",
         ),
-        ({"obstacle": "/home/train/train"}, {}, "obstacle", "in the way", "move it away"),
+        ({"obstacle": "/home/train/train"}, {}, "obstacle", "a broken link", "move this file"),
         (DENIED, {}, "not-writable", "/home/train is not writable: Perm", "ls -ld /home"),
         ({**DENIED, "mount_options": "ro"}, {}, "not-writable", "", "mount -o remount,rw /"),
         ({"is_noexec": True}, {}, "noexec", "mounted with noexec", "mount -o remount,exec /"),

@@ -20,7 +20,7 @@ from train.host.progress_records import Progress
 NONE = (0, 0)
 XLA_OOM = "a.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes."
 NUMPY = "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 4 GiB"
-NOT_REACHED = "not an error of the script: this host cannot reach %s"
+NOT_REACHED = "this is not an error in the script: the host cannot reach %s"
 NOT_FOUND = "Exception: URL fetch failure on https://a.org/b.npz: 404 -- Not Found"
 
 

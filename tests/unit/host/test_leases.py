@@ -42,7 +42,7 @@ GPU = {"gpu/GPU-a": "GPU 0"}
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can be several users")
 ANNA, MALLORY = 12_001, 65_534
 UNSTICKY = "without the sticky bit, other users can remove leases from it"
-REMEDY = "remove it, or choose another train_job_lease_dir"
+REMEDY = "remove that path, or choose another train_job_lease_dir"
 FORK = multiprocessing.get_context("fork")
 
 

@@ -144,7 +144,7 @@ def test_a_job_that_waits_takes_free_ones_and_else_waits_for_all() -> None:
     assert gang(WORKERS, {"b": [0]}, busy=waits) == {"a": ("3",), "b": ("0",)}
 
 
-X, FEW = busy("in use by X"), "not enough free GPUs: the machine has 2 GPUs"
+X, FEW = busy("in use by X"), "too few GPUs are free. The machine has 2 GPUs"
 REFUSED: list[tuple[Any, Any, int, str]] = [
     ({"b": [0]}, {UUIDS[0]: X}, 4, "b requests GPU 0, which is in use by X: REMEDY"),
     ({"b": [UUIDS[0]]}, {MIG[0]: X}, 4, "b requests GPU 0, which is in use by X: REMEDY"),

@@ -80,7 +80,7 @@ def test_a_peer_that_never_comes_and_one_that_is_no_doctor(there: Places) -> Non
         threading.Thread(target=answer, daemon=True).start()
         found = measure(there, absent="cd")
     assert found["a"]["c"] == {"out": "refused"}
-    assert found["a"]["d"] == {"out": "open", "met": "another program than the doctor"}
+    assert found["a"]["d"] == {"out": "open", "met": "a program other than the doctor"}
     assert found["a"]["b"]["sent_mbit"] > 0
 
 

@@ -58,10 +58,10 @@ def test_a_claim_without_a_start_is_void_after_a_while(path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "environment", "message"),
     [
-        (["main.py", 3], {}, "argument 1 of the script is not valid text"),
-        (["main.py", "a\0b"], {}, "argument 1 of the script is not valid text"),
-        (["main.py"], {"A": 4}, "train_job_environment: A is not valid text (int): quote it"),
-        (["main.py"], {"A": "hidden\0"}, "train_job_environment: A is not valid text (str)"),
+        (["main.py", 3], {}, "argument 1 of the script is not a valid string"),
+        (["main.py", "a\0b"], {}, "argument 1 of the script is not a valid string"),
+        (["main.py"], {"A": 4}, "A is not a valid string (int): quote the value"),
+        (["main.py"], {"A": "hidden\0"}, "train_job_environment: A is not a valid string (str)"),
         (["main.py"], {"A=B": "hidden"}, "contains 'A=B', which is not a valid variable name"),
         (["main.py"], {"": "hidden"}, "contains '', which is not a valid variable name"),
     ],

@@ -191,19 +191,19 @@ Extension modules: numpy._core, cv2 (total: 2)
         (
             "",
             -11,
-            "was killed by SIGSEGV (signal 11); in Python it was at main.py, line 12 in load",
+            "was killed by SIGSEGV (signal 11); its Python code was at main.py, line 12 in load",
         ),
         (
             "free(): invalid pointer\n",
             -6,
-            "(signal 6): free(): invalid pointer; in Python it was at",
+            "(signal 6): free(): invalid pointer; its Python code was at",
         ),
         ("F0000 00:00:17.5 12 x.cc:9] Check failed: a == b\n", -6, "x.cc:9] Check failed: a == b;"),
         (
             "terminate called after throwing an instance of 'std::runtime_error'\n"
             "  what():  no device\n",
             -6,
-            "(signal 6): no device; in Python it was at main.py, line 12 in load",
+            "(signal 6): no device; its Python code was at main.py, line 12 in load",
         ),
     ],
 )

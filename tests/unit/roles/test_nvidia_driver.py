@@ -378,7 +378,7 @@ def test_packages(case: dict[str, Any], expected: str) -> None:
     [
         ({"minimum": "570.26"}, "driver 535.261.03; TensorFlow needs 570.26"),
         ({"minimum": "new"}, "nvidia_driver_minimum is new"),
-        ({"branch": "x"}, "nvidia_driver_branch is x; it should be a number"),
+        ({"branch": "x"}, "nvidia_driver_branch is x: use a number"),
         ({"gpus": [B200]}, "the GPU 10de:2901 needs 570 or newer.*nvidia_driver_source to nvidia"),
         ({"flavour": "open", "gpus": [P100]}, "older than Turing.*flavour to proprietary"),
         (nvidia(flavour="proprietary", gpus=[B200]), "flavour to open"),

@@ -255,7 +255,7 @@ def test_a_file_is_sent_in_the_first_way_that_works_with_one_warning(
     source.write_text("text")
     connection.put_file(str(source), "/tmp/target")
     (warning,) = shown
-    assert warning.startswith("a login prints text, so sftp does not work")
+    assert warning.startswith("the host prints text at login, so sftp does not work")
     assert connection.get_option("ssh_transfer_method") == "smart"
     broken = dict.fromkeys(("sftp_executable", "scp_executable", "ssh_executable"), "false")
     with pytest.raises(AnsibleError):

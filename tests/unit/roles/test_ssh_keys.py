@@ -106,7 +106,7 @@ def test_what_was_written_last_counts(hosts: Hosts) -> None:
         ({"ssh_keys_from": ['10.0.0.1" x']}, "a: ssh_keys_from: .* use a list"),
         ({"ssh_keys_address": "*"}, "ssh cannot use the host name"),
         ({"ssh_keys_address": "x\nProxyCommand y"}, "ssh cannot use the host name"),
-        ({"ssh_keys_address": "localhost"}, "a: .* means a different machine on each host"),
+        ({"ssh_keys_address": "localhost"}, "a: .* leads to a different machine on each host"),
     ],
 )
 def test_a_wrong_inventory_is_refused(hosts: Hosts, changes: dict[str, Any], message: str) -> None:

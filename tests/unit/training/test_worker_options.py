@@ -145,8 +145,12 @@ REFUSALS = [
     ("--epoch=3", "", "--epoch=3"),
     ("--nope", "", "--nope"),
     ("extra", "", "extra"),
-    ("--download", "", "--download fetches mnist, fashion-mnist, cifar10, not digits"),
-    ("--download --data=npz", "", "--download fetches mnist, fashion-mnist, cifar10, not npz"),
+    ("--download", "", "--download is supported for mnist, fashion-mnist, cifar10, but not for d"),
+    (
+        "--download --data=npz",
+        "",
+        "--download is supported for mnist, fashion-mnist, cifar10, but not for n",
+    ),
     ("--schedule=steps", "", "--schedule steps needs --milestones"),
     ("--milestones=5,9", "", "--milestones has no effect with --schedule constant"),
     ("--accumulate=2 --sync-batch-norm", "", "--accumulate computes each part separately, "),
@@ -154,10 +158,10 @@ REFUSALS = [
     (
         "--strategy=one-device --devices=gpu:0,gpu:1",
         "",
-        "one-device supports only one of --devices",
+        "one-device uses one device, but --devices lists",
     ),
     ("--strategy=parameter-server", "", "it needs chief, worker and ps"),
-    ("--strategy=mirrored", GANG, "does not fit TF_CONFIG with 2 worker: use multi-worker"),
+    ("--strategy=mirrored", GANG, "does not fit TF_CONFIG (worker: 2): use multi-worker"),
     ("--strategy=multi-worker", SERVERS, "use parameter-server or auto"),
     ("--devices=cpu:0,cpu:1", GANG, "with several workers, each trains on one CPU device"),
     ("--devices=cpu:0", SERVERS, "--devices has no effect with parameter servers"),
@@ -172,11 +176,11 @@ REFUSALS = [
     ("", "{", "not JSON"),
     ("", "[]", "must be a JSON object"),
     ("", '{"cluster": {"worker": "a:1"}, "task": {"type": "worker"}}', "cluster.worker"),
-    ("", '{"cluster": {"worker": ["a:1"]}}', "task must be like"),
+    ("", '{"cluster": {"worker": ["a:1"]}}', "task must be an object such as"),
     ("", tf_config("worker", 2, worker=["a:1", "b:1"]), "worker-2 is not in the cluster"),
     ("", tf_config("chief", 0, chief=["a:1", "b:1"]), "2 chiefs"),
-    ("", tf_config("worker", 0, worker=["a:1"], ps=["b:1"]), "servers (ps) and no chief"),
-    ("", tf_config("chief", 0, chief=["a:1"], ps=["b:1"]), "servers (ps) and no worker"),
+    ("", tf_config("worker", 0, worker=["a:1"], ps=["b:1"]), "servers (ps), but no chief"),
+    ("", tf_config("chief", 0, chief=["a:1"], ps=["b:1"]), "servers (ps), but no worker"),
 ]
 
 

@@ -45,9 +45,9 @@ def test_hosts_are_chosen(groups: Groups, missing: str, given: dict[str, Any], h
 @pytest.mark.parametrize(
     ("groups", "missing", "least", "message"),
     [
-        (NO_SPARE, "b", 0, f"b: {AWAY}: 2 of 3 workers are left, the limit is all 3"),
-        (NO_SPARE, "bc", 2, "1 of 3 workers are left, the limit is 2 or more"),
-        (NAMED, "p", 1, f"p: {AWAY}: no spare host is available for a parameter server"),
+        (NO_SPARE, "b", 0, f"b: {AWAY}: the job has 2 of 3 workers left and needs all 3"),
+        (NO_SPARE, "bc", 2, "the job has 1 of 3 workers left and needs at least 2"),
+        (NAMED, "p", 1, f"p: {AWAY}: no spare host can replace the parameter server"),
         (NAMED, "e", 0, "set train_job_min_workers to continue without an evaluator"),
     ],
 )
@@ -61,5 +61,6 @@ def test_a_machine_under_two_names_is_warned_of() -> None:
     reached = {name: f"{address} port 22" for name, address in addresses.items()}
     (warning,) = aliases({name: name[0] for name in addresses}, reached)
     names = "(10.0.0.2 port 22, gpu2 port 22)"
-    assert warning.startswith(f"b and b2 are the same machine under 2 names {names}, ")
-    assert warning.endswith("set the same ansible_host and ansible_port")
+    same = "b and b2 connect to the same machine at different addresses"
+    assert warning.startswith(f"{same} {names}, so ")
+    assert warning.endswith("set the same ansible_host and ansible_port for them")

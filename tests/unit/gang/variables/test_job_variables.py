@@ -36,7 +36,7 @@ def message_of(**hosts: job_variables.Given) -> str:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("train_job_port", "abc", 'a text, "abc" (hosts.yml:4), expected a whole number: change'),
+        ("train_job_port", "abc", 'a string, "abc" (hosts.yml:4), expected a whole number: '),
         ("train_job_port", True, "a boolean, true"),
         ("train_job_port", 1.5, "a number, 1.5"),
         ("train_job_max_restarts", "many", "expected a whole number of 0 or more"),
@@ -44,11 +44,11 @@ def message_of(**hosts: job_variables.Given) -> str:
         ("train_job_grace", -1, "expected a number of 0 or more"),
         ("train_job_grace", "nan", "expected a number of 0 or more"),
         ("train_job_start_wait_timeout", "0", "expected a whole number of 1 or more"),
-        ("train_job_log_limit_mb", 7.5, "expected a number of 8 or more: change it, such as 256"),
+        ("train_job_log_limit_mb", 7.5, "expected a number of 8 or more: correct"),
         ("train_job_keras", 4, "expected one of 2, 3"),
         ("train_job_readable_by", False, "expected one of owner, all"),
         ("train_job_checkpoint_copy", "maybe", "expected true or false"),
-        ("train_job_root", ["/data"], "expected a text"),
+        ("train_job_root", ["/data"], "expected a string"),
         ("train_job_include", [["x"]], "expected a list"),
         ("train_job_notify_webhook", {"url": "hidden"}, "is a dictionary (hosts.yml:4), expected"),
     ],

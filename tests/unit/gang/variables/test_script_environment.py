@@ -53,7 +53,7 @@ def test_numbers_and_dates_become_text_as_they_were_written(
         ({"a": 1}, "a dictionary"),
         (b"x", "binary data"),
         ({"x"}, "a set"),
-        ("a\0b", "text with a NUL character"),
+        ("a\0b", "a string with a NUL character"),
     ],
 )
 def test_what_is_no_text_is_refused_by_name(value: Any, kind: str) -> None:
@@ -76,7 +76,7 @@ def test_all_levels_are_merged_and_the_last_one_wins() -> None:
     levels = [{}, {"A": "all", "B": "all"}, None, {"B": "group"}, {"B": 1, "C": "-e"}]
     assert script_environment.merge(levels, sources())[0] == {"A": "all", "B": "1", "C": "-e"}
     assert "is a list" in script_environment.merge([{}, ["A=b"]], sources())[1][0]
-    assert "is a text" in script_environment.merge([{}, "A=b"], sources())[1][0]
+    assert "is a string" in script_environment.merge([{}, "A=b"], sources())[1][0]
 
 
 def test_variables_that_differ_between_ranks() -> None:

@@ -263,7 +263,7 @@ def test_a_rank_that_does_not_end_is_named_with_what_runs(gang: Make) -> None:
     (said,) = notices(watched)
     assert said["kind"] == "lingering"
     assert (
-        "made its last step 300 s ago and has not exited: still running: thread 'monitor', "
+        "made its last step 300 s ago and has not exited; still running: thread 'monitor', "
         "process 7" in said["text"]
     )
 
@@ -492,7 +492,7 @@ def probing(word: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("evidence", "words"),
     [
-        ({}, "no other rank makes progress either"),
+        ({}, "no other rank is making progress either"),
         (probing("timeout"), "other ranks cannot reach it either (worker-0: timeout)"),
     ],
 )
@@ -649,8 +649,8 @@ def test_a_malformed_progress_line_is_reported_once(gang: Make, line: str, why: 
     watched = gang(hosts)
     assert watched.follow().state == "completed"
     (notice,) = notices(watched)
-    assert "line 2 of its progress is ignored" in notice["text"]
-    assert notice["text"].endswith(why)
+    assert "ignoring line 2 of the rank's progress" in notice["text"]
+    assert f" progress: {why}; later lines" in notice["text"]
 
 
 LINES = "first line\nsecond line\n"

@@ -292,12 +292,12 @@ BOTH: dict[str, Any] = {"reached": {**OUT["reached"], "worker-2": "open"}}
         # One that does not listen yet is waited for; an address may be translated on the way.
         ([{"reached": {**ALL, "worker-1": "refused"}}, {"listening": False}], None, None, ""),
         ([{}, {"own": False}], None, None, ""),
-        ([NOT_1, {"own": False}], "worker-1", cause_names.ADDRESS, "which has 10.0.0.9"),
+        ([NOT_1, {"own": False}], "worker-1", cause_names.ADDRESS, "whose addresses are 10.0.0.9"),
         (
             [NOT_1, {}],
             "worker-1",
             cause_names.BLOCKED,
-            "no other rank reaches it at 10.0.0.2:12345 (worker-0",
+            "no other rank can reach it at 10.0.0.2:12345 (worker-0",
         ),
         ([{}, {}, NOT_1], "worker-1", cause_names.NETWORK, "by some ranks (worker-2: timeout)"),
         (
@@ -306,15 +306,20 @@ BOTH: dict[str, Any] = {"reached": {**OUT["reached"], "worker-2": "open"}}
             cause_names.NETWORK,
             "worker-0 and worker-1 cannot reach each other",
         ),
-        ([{}, OUT, {}], "worker-1", cause_names.NETWORK, "cannot reach worker-0, worker-2, which"),
+        (
+            [{}, OUT, {}],
+            "worker-1",
+            cause_names.NETWORK,
+            "cannot reach worker-0, worker-2, although",
+        ),
         (
             [NOT_1, OUT, NOT_1],
             "worker-1",
             cause_names.NETWORK,
             "is cut off: it cannot reach worker-0",
         ),
-        ([OUT, OUT, OUT], "worker-0", cause_names.BLOCKED, "no other rank reaches it"),
-        ([{"proxy": "http_proxy"}, {}], "worker-0", cause_names.PROXY, "because of http_proxy"),
+        ([OUT, OUT, OUT], "worker-0", cause_names.BLOCKED, "no other rank can reach it"),
+        ([{"proxy": "http_proxy"}, {}], "worker-0", cause_names.PROXY, "because http_proxy is set"),
     ],
 )
 def test_what_keeps_ranks_from_one_another(

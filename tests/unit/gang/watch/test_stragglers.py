@@ -114,7 +114,8 @@ def test_the_limit_is_a_variable_and_little_that_is_lost_is_not_told() -> None:
 def test_waiting_for_examples_is_told_from_computing() -> None:
     [found] = Run().go(40, slow("worker-1", input_ms=30.0, compute_ms=21.0))
     assert (found.cause, found.task) == ("input", "worker-1")
-    assert "(51 ms, 20 ms), waiting for its examples: " in found.text
+    assert "(51 ms, others 20 ms)" in found.text
+    assert "and the extra time is spent waiting for examples: " in found.text
 
 
 def test_another_rank_is_told_and_a_silent_one_ends_the_comparison() -> None:
@@ -157,10 +158,10 @@ def test_an_exchange_that_becomes_slow_is_of_nobody() -> None:
     told, *again = run.go(60, transfer=60.0, facts=facts)
     assert (told.task, told.host, told.cause) == (None, None, "network")
     assert [found.cause for found in again] in ([], ["network"])  # at most once more
-    assert "none computes longer: the network is slow, or hosts are busy" in told.text
+    assert "no rank computes longer: the network is slow, or hosts are busy" in told.text
     assert "the host of worker-2 (host-2) retransmitted 4.0% of its TCP segments" in told.text
     [over] = run.go(60, transfer=10.0, facts=facts)
-    assert over.text == "the exchange is back to its former speed"
+    assert over.text == "the exchange of gradients is back to its former speed"
 
 
 # ---------------------------------------------------------------------------------- by hosts
