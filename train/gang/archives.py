@@ -92,7 +92,10 @@ def digest(archive: Path, limit: int) -> str:
         for member in tar:
             content = tar.extractfile(member) if member.isreg() else None
             if content is None:
-                raise ArchiveError(f"{plain_text.clean(member.name, 200)} is not a regular file")
+                raise ArchiveError(
+                    f"the archive contains {plain_text.clean(member.name, 200)}, which is not a "
+                    "regular file"
+                )
             found.update(member.name.encode("utf-8", "surrogateescape") + b"\0")
             while block := content.read(1 << 20):
                 found.update(block)

@@ -198,7 +198,7 @@ class Settings:
         default=1,
     )
     optimizer: str = one_of(
-        "sgd (with momentum), adam or adamw; --model FILE.py may define its own",
+        "sgd (with momentum), adam or adamw; --model FILE.py may define another optimizer",
         ("sgd", "adam", "adamw"),
     )
     momentum: float = number("momentum of sgd", 0, 0.9999, default=0.9)

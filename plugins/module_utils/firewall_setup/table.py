@@ -47,7 +47,7 @@ def compare(nft: str, rules: str) -> Tuple[List[str], List[Dict[str, str]]]:
         diff.append({"before_header": "loaded", "before": loaded, "after": listed})
     before = read(RULES)
     if before != rules:
-        differences.append("%s has other rules" % RULES)
+        differences.append("%s contains different rules" % RULES)
         diff.append({"before_header": RULES, "before": before, "after": rules})
     return differences, [{"after_header": RULES, **part} for part in diff]
 

@@ -165,7 +165,7 @@ def test_two_jobs_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str
     _, shown = shown_by(capsys, "compare", "one", "two", *where)
     assert "arguments: --epochs 5 | --epochs 9\n" in shown
     assert "script" not in shown
-    assert "loss: differs from step 3: 0.25 | 2.0" in shown
+    assert "loss: differs from step 3 on: 0.25 | 2.0" in shown
     assert "accuracy: 0.8333 | 0.8333 at the end; reached 0.825: after 1.5 s | after 1.5 s" in shown
     _, same = shown_by(capsys, "compare", "one", "one", *where)
     assert "same script, arguments, code, versions and hosts" in same

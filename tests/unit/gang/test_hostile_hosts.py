@@ -112,18 +112,18 @@ FILE, LINK, DIR = tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE
     ("members", "why"),
     [
         # The first three were exploits: variables with a template that ran, and a log to append to.
-        ([("variables.json", FILE, b"{}")], "variables.json is not in model or tensorboard"),
+        ([("variables.json", FILE, b"{}")], "variables.json, which is not in model or tensorboard"),
         ([("logs/chief-0.log", LINK, "/root/.bashrc")], "is not in model or tensorboard"),
         ([("model", LINK, "/tmp"), ("model/x", FILE, b"")], "neither a folder nor a file"),
         ([("model/../../x", FILE, b"x")], "is not in model or tensorboard"),
         ([("/model/x", FILE, b"x")], "is not in model or tensorboard"),
-        ([("model", FILE, b"x")], "model is neither a folder nor a file inside one"),
+        ([("model", FILE, b"x")], "model, which is neither a folder nor a file"),
         ([("model/pipe", tarfile.FIFOTYPE, b"")], "neither a folder nor a file inside one"),
         ([("model/hard", tarfile.LNKTYPE, "../x")], "neither a folder nor a file inside one"),
         ([("model/large", FILE, b"x" * 3000)], "train_job_results_limit_mb"),
         ([("model/huge", FILE, 1 << 50)], "train_job_results_limit_mb"),
         ([(f"model/{n}", FILE, b"") for n in range(20)], "train_job_results_limit_files"),
-        ([(f"model/a{OSC}b", FILE, b""), ("x", FILE, b"")], "x is not in model"),
+        ([(f"model/a{OSC}b", FILE, b""), ("x", FILE, b"")], "x, which is not in model"),
     ],
 )
 def test_an_archive_that_escapes_is_refused(tmp_path: Path, members: list[Any], why: str) -> None:

@@ -199,7 +199,9 @@ def test_a_job_is_given_up_when_hosts_stay_away_but_not_for_want_of_a_network(
     ended = saved(run_dir)
     assert not ended["restart"]
     assert ended["restart_reason"].startswith(f"node-1 is unreachable: {AWAY.text}\ntoo few")
-    assert ended["message"].startswith("fell\ncould not be restarted: node-1 is unreachable")
+    assert ended["message"].startswith(
+        "fell\nthe job could not be restarted: node-1 is unreachable"
+    )
     assert ended["message"].endswith("\nattempt 1: worker-1 was killed at step 7")
 
 

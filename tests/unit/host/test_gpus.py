@@ -31,5 +31,5 @@ def test_no_driver_has_no_gpus(machine: Machine, monkeypatch: pytest.MonkeyPatch
 
 def test_a_driver_that_does_not_answer_is_told(machine: Machine) -> None:
     machine.has(1, code=9, said="NVIDIA-SMI has failed because it couldn't communicate")
-    with pytest.raises(GpuError, match="nvidia-smi fails: NVIDIA-SMI has failed because"):
+    with pytest.raises(GpuError, match="nvidia-smi failed: NVIDIA-SMI has failed because"):
         list_gpus()

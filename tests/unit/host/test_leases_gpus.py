@@ -149,7 +149,7 @@ REFUSED: list[tuple[Any, Any, int, str]] = [
     ({"b": [0]}, {UUIDS[0]: X}, 4, "b requests GPU 0, which is in use by X: REMEDY"),
     ({"b": [UUIDS[0]]}, {MIG[0]: X}, 4, "b requests GPU 0, which is in use by X: REMEDY"),
     ({"b": [MIG[0]]}, {UUIDS[0]: X}, 4, f"b requests {MIG[0]} of GPU 0, which is"),
-    ({}, {UUIDS[1]: X}, 2, f"a, b: {FEW}; GPU 1 is in use by X: REMEDY"),
+    ({}, {UUIDS[1]: X}, 2, f"a, b: {FEW}; GPU 1 is in use by X. Remedy: REMEDY"),
     (
         {"b": [0]},
         {UUIDS[1]: X},

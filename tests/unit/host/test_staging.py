@@ -80,5 +80,5 @@ def test_what_no_process_can_be_started_with(
 def test_a_script_is_not_started_without_the_environment_that_it_was_started_with() -> None:
     manifest = {"environment_names": ["DATA", "TOKEN", "RANK"], "environment_differs": ["RANK"]}
     staging.check_environment({"DATA": "/data", "TOKEN": ""}, manifest)
-    with pytest.raises(CallError, match="was started with TOKEN in train_job_environment, which"):
+    with pytest.raises(CallError, match="was started with TOKEN in train_job_environment, but"):
         staging.check_environment({"DATA": "/data"}, manifest)

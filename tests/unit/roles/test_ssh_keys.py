@@ -116,7 +116,7 @@ def test_a_wrong_inventory_is_refused(hosts: Hosts, changes: dict[str, Any], mes
 
 
 def test_a_host_that_is_no_member_is_named(hosts: Hosts) -> None:
-    with pytest.raises(AnsibleFilterError, match="b: not in ssh_keys_members"):
+    with pytest.raises(AnsibleFilterError, match="b: the host is not in ssh_keys_members"):
         filters.ssh_keys_places([{"name": "a"}], ["a", "b"], hosts)
 
 

@@ -101,7 +101,7 @@ def test_healthy_hosts_have_no_findings() -> None:
         ({"imported": {"version": "2.21.0", "gflops": 9.0}}, "warning", "slow-compute"),
         ({"port_holder": "pid 9 (x)", "spare_port": 12346}, "fail", "port-taken"),
         ({"leftovers": ["pid 9 of a worker-0 (x)"]}, "warning", "leftovers"),
-        ({"gpu_error": "nvidia-smi fails: no driver"}, "fail", "driver"),
+        ({"gpu_error": "nvidia-smi failed: no driver"}, "fail", "driver"),
         ({"xid": ["NVRM: Xid (PCI:0000:3b:00): 79"]}, "warning", "gpu-xid"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
