@@ -1,8 +1,9 @@
 """The parts of ansible-core that this project uses although they are private.
 
-Each function says why no public part does the same. tests/integration/local/test_ansible_core.py
-runs them under the oldest and the newest supported ansible-core. Methods of action plugins that
-start with an underscore, such as ``_execute_module``, are what Ansible documents for plugins.
+Each function explains why no public part does the same.
+tests/integration/local/test_ansible_core.py runs them under the oldest and the newest supported
+ansible-core. Some methods of action plugins begin with an underscore but are documented by Ansible,
+such as ``_execute_module``.
 """
 
 from __future__ import annotations

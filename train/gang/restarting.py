@@ -1,5 +1,4 @@
-"""Restarts a job after a failed attempt: waits for the next attempt, and decides how to proceed if
-it cannot start.
+"""Waits for a job's next attempt, and decides how to proceed if it cannot start.
 
 ``watch.causes`` decides whether there is another attempt at all. Each function returns ``then``,
 the role's next task file.
@@ -43,8 +42,9 @@ Ask = Callable[[str], str]
 
 
 class AwaitedHosts:
-    """Asks hosts repeatedly, each in its own thread, whether they answer and whether the job was
-    stopped there.
+    """Asks hosts repeatedly whether they answer and whether the job was stopped there.
+
+    Each host is asked in a separate thread.
     """
 
     def __init__(self, names: Sequence[str], ask: Ask) -> None:

@@ -1,5 +1,6 @@
-"""Judges from a host's facts whether TensorFlow can be installed and used there. Each fault has a
-remedy. ``setup.yml``, the doctor and the start of a job use these functions.
+"""Judges from a host's facts whether TensorFlow can be installed and used there.
+
+Each fault has a remedy. ``setup.yml``, the doctor and the start of a job use these functions.
 """
 
 from __future__ import annotations

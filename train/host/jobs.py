@@ -35,7 +35,11 @@ _POSITION = ("phase", "step", "steps", "epoch", "epochs")
 def list_jobs(
     root: str, job: Optional[str] = None, lines: Optional[int] = None, sizes: bool = True
 ) -> List[records.ListedJob]:
-    """Return the jobs under ``root``, or one of them, with positions of the last log ``lines``."""
+    """Return the jobs under ``root``, or only ``job``.
+
+    Each rank has the offset of the last ``lines`` lines of its log. Without ``sizes``, the sizes of
+    the jobs' folders are not measured.
+    """
     marked = processes.marked(rank_environment.ENV_RANK_DIR)  # of this user
     living = Counter(os.path.realpath(rank_dir) for _, rank_dir in marked)
     jobs_dir = os.path.join(root, "jobs")

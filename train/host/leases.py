@@ -373,7 +373,7 @@ def _network() -> str:
 
 
 def _concerns(entry: Entry, resource: str) -> bool:
-    """Return whether a resource is visible here: a port belongs to a network namespace."""
+    """Return whether an entry's resource exists here: a port belongs to a network namespace."""
     return entry["net"] == _network() or not resource.startswith("port/")
 
 

@@ -14,7 +14,7 @@ from .progress_records import Progress
 _TRAINING = "training"
 _END_OF_EPOCH = "training, end of an epoch"
 _FRAME = re.compile(r'^  File "([^"]+)", line ([0-9]+) in (.+)$')
-#: Files of TensorFlow and Keras, where a rank is that waits for the others.
+#: Files of TensorFlow and Keras, in which a rank waits for the others.
 _FRAMEWORK = re.compile(r"/(?:tensorflow|tf_keras|keras)/")
 _INSTALLED = re.compile(r"/(?:site-packages|dist-packages|lib/python3[^/]*)/")
 
@@ -135,8 +135,8 @@ def stuck_in(stacks: str) -> Tuple[str, bool]:
     """Return where the main thread was, from faulthandler's output.
 
     The place is in the user's own code if possible: ``main.py, line 12 in load``, or empty if
-    nothing could be read. Also return whether the thread was inside TensorFlow, as that of a rank
-    that waits for another one is.
+    nothing could be read. Also return whether the thread was inside TensorFlow, which is the case
+    in a rank that waits for another one.
     """
     last = stacks.rpartition("(most recent call first)")[2]
     frames = [found.groups() for found in map(_FRAME.match, last.splitlines()) if found]

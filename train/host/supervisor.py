@@ -452,7 +452,7 @@ class Supervisor:
             return
         parsed = self._console.feed(self._log.read())
         if parsed:
-            # The last record of each phase and epoch is enough, with values and without.
+            # Of each phase and epoch, the last records with and without values are enough.
             groups = itertools.groupby(
                 parsed,
                 lambda r: (r.get("phase"), r.get("epoch"), "loss" in r or "metrics" in r),

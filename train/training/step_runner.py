@@ -121,7 +121,7 @@ class StepGraph:
         self._strategy, self._train_step, self._fetch = strategy, train_step, fetch
         self._exchange, self._clock = exchange, clock
         self._local_replicas = len(strategy.extended.worker_devices)
-        #: Of the loss and the metrics; of the seconds of input and exchange.
+        #: Sums of the loss and the metrics, and of the seconds of input and exchange.
         self._sums = ReplicaSums(strategy, len(train_step.names))
         self._times = ReplicaSums(strategy, 2)
 

@@ -65,7 +65,10 @@ def check_variables(play: connections.Play, args: Args) -> dict[str, object]:
 
 
 def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
-    """Plan the job, pack the code, write the manifest. UserError, OSError: nothing was started."""
+    """Plan the job, pack the code and write the manifest.
+
+    Raise UserError or OSError before anything is started.
+    """
     groups = {kind: list(hosts) for kind, hosts in args["placement"]["groups"].items()}
     names = list(args["placement"]["hosts"])
     hosts = {

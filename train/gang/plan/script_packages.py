@@ -47,7 +47,7 @@ def lock_packages(play: connections.Play, args: Args) -> dict[str, object]:
     Raise UserError if they contradict the hosts' packages.
 
     Returns:
-        ``packages``, records.Packages or null; ``installs``, for each inventory host that lacks
+        ``packages``, job_records.Packages or None; ``installs``, for each inventory host that lacks
         them the ``root`` and ``variant`` of TensorFlow's environment there; ``warnings``.
     """
     names = list(args["hosts"])

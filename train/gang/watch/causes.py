@@ -22,8 +22,9 @@ from train.host.suggested import suggest
 
 
 class Cause(NamedTuple):
-    """Whether to retry the job unchanged, and a remedy. Its commands are markers, see
-    train/host/suggested.py.
+    """Whether to retry the job unchanged, and a remedy, whose commands are markers.
+
+    See train/host/suggested.py for markers.
     """
 
     again: bool
@@ -206,7 +207,7 @@ def exception_in(reason: str) -> str:
 
 
 def last_line_in(reason: str) -> str:
-    """Return the last line of output in such a reason, or an empty text."""
+    """Return the last line of output in a reason from host/ends.py, or an empty text."""
     exited = _EXITED.match(reason)
     return (exited["line"] or "") if exited else ""
 

@@ -50,8 +50,9 @@ PROBES = 6
 
 
 class Verdict:
-    """Decides about the ranks of a job; ``activity`` has their signs of work. Without ``peers``,
-    connections between ranks are not checked.
+    """Decides about the ranks of a job; ``activity`` has their signs of work.
+
+    Without ``peers``, connections between ranks are not checked.
     """
 
     def __init__(
@@ -83,8 +84,9 @@ class Verdict:
         self._found: PeerFinding | None = None
 
     def reach(self, now: float, is_cut: bool) -> GangOutcome | None:
-        """Return how the job ended, or None if that is not decided yet. ``is_cut``: there is no
-        connection to any host.
+        """Return how the job ended, or None if that is not decided yet.
+
+        ``is_cut`` is whether there is no connection to any host.
         """
         self._is_cut = is_cut
         training = self._training
@@ -199,7 +201,7 @@ class Verdict:
         return PeerFinding(task, cause_names.NOT_STARTED, view.error)
 
     def _kept_waiting(self, needed: Sequence[View]) -> PeerFinding | None:
-        """Notice ranks that have not opened their port, but whose supervisors see signs of life.
+        """Show notices about active ranks that have not opened their port for a while.
 
         Return the one for which another running rank has waited too long, or None.
         """
@@ -372,8 +374,9 @@ class Verdict:
         return GangOutcome("completed", None, message, doubts=unsure)
 
     def _evaluates(self, view: View, now: float, seen: bool = False) -> bool:
-        """Return whether an evaluator may be at work, even if it writes no records, or (``seen``)
-        whether it was seen at work.
+        """Return whether an evaluator may be at work, even if it writes no records.
+
+        With ``seen``, return whether it was seen at work.
         """
         if view.phase != records.RUNNING or view.error or self._trained_at is None:
             return False
@@ -396,8 +399,6 @@ class Verdict:
 
 
 def _are_stopped_first(stopped: Sequence[View], failed: Sequence[View]) -> bool:
-    """Return whether ranks were stopped before all failures, and others failed only because they
-    lost them.
-    """
+    """Return whether ranks were stopped first, and others failed only because they lost them."""
     first = min(view.ended_at for view in stopped)
     return all(is_secondary(view) and view.ended_at >= first for view in failed)
