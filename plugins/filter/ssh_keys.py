@@ -1,7 +1,8 @@
-"""Records about each other that all hosts of a cluster need, computed once from their reports.
+"""Ansible filters: the records that all hosts of a cluster need about each other.
 
-Every host trusts these records. Therefore names, ports and, if known, addresses come from the
-inventory: no host can impersonate another, or grant itself access from anywhere.
+The records are computed once, from the hosts' reports. Every host trusts them. Therefore names,
+ports and, if known, addresses come from the inventory: no host can impersonate another, or grant
+itself access from anywhere.
 """
 
 from __future__ import annotations

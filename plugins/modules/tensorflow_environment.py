@@ -204,7 +204,7 @@ class Environment:
         self.lock: Dict[str, Any] = params["lock"]
         self.path, self.base = params["path"], params["base"]
         self.python = os.path.join(self.path, "bin", "python")
-        #: What TensorFlow's environment must be tried with, as in its marker.
+        #: The modules and the driver with which the environment must be tried, as in its marker.
         self.trial = {"imports": self.lock["imports"], "driver": params["driver"]}
 
     def marker(self) -> Dict[str, Any]:
