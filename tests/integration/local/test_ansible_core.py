@@ -1,5 +1,4 @@
-"""The private parts of ansible-core in train/gang/ansible_core.py, under the oldest and the newest
-supported ansible-core.
+"""Tests train/gang/ansible_core.py under the oldest and the newest supported ansible-core.
 
 Python 3.11 cannot run a newer ansible-core than the oldest one, so the newest is installed in a
 separate environment under another Python, if this machine has one.

@@ -45,8 +45,10 @@ HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
 def make_wheel(
     folder: Path, version: str, body: str = "", name: str = "tensorflow-cpu", size: int = 0
 ) -> Path:
-    """A wheel of a distribution with one module, whose name is the first word of its own, and with
-    a file of ``size`` bytes."""
+    """Create a wheel of a distribution with one module and a file of ``size`` bytes.
+
+    The module is named after the first word of the distribution's name.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     package = name.partition("-")[0]
     stem = f"{name.replace('-', '_')}-{version}"
@@ -304,8 +306,9 @@ def test_what_will_not_do_is_refused(
 
 
 def test_an_interpreter_behind_a_link(params: Params, call: Call, tmp_path: Path) -> None:
-    """The environment belongs to the interpreter itself, as uv installs it: through its link in
-    ~/.local/bin, Python would not find its standard library.
+    """The environment refers to the interpreter itself, not to uv's link in ~/.local/bin.
+
+    Through that link, Python would not find its standard library.
     """
     link = tmp_path / "bin" / "python3"
     link.parent.mkdir()

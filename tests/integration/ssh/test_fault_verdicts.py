@@ -1,5 +1,6 @@
-"""What a restart does not fix ends the job soon, with the right rank, cause and words; here under
-``ansible-playbook``.
+"""Permanent failures end a job soon, with the right rank, cause and message.
+
+The jobs run under ``ansible-playbook``.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""``ansible-playbook`` starts a gang again by itself: after a killed rank, with a spare host, with
-fewer workers; and so does ``attach.yml`` from another clone once the control node is gone.
+"""``ansible-playbook`` and ``attach.yml`` restart a gang by themselves.
+
+They do so after a rank was killed, with a spare host, and with fewer workers. ``attach.yml`` runs
+in another clone, when the control node is gone.
 """
 
 from __future__ import annotations

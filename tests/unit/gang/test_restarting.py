@@ -1,6 +1,4 @@
-"""After a failed attempt: how long to wait for the next one, and how one ends that
-is refused.
-"""
+"""Tests the wait for the attempt after a failed one, and the end of an attempt that is refused."""
 
 from __future__ import annotations
 

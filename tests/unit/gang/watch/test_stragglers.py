@@ -35,8 +35,10 @@ class Run:
         facts: Mapping[str, Mapping[str, Any]] | None = None,
         times: bool = True,
     ) -> list[PaceFinding]:
-        """Return what is found in some seconds, with own parts of the slow ranks, ms for the
-        exchange itself, what hosts' counters grow by and other facts, and times or none.
+        """Return the findings after some seconds of a gang.
+
+        The arguments are the own parts of slow ranks, the ms of the exchange itself, facts of hosts
+        (counters as their growth per second), and whether step times are reported.
         """
         found = []
         for _ in range(seconds):
