@@ -35,7 +35,7 @@ def newer_python() -> str | None:
 
 @pytest.fixture(scope="module", params=[OLDEST, NEWEST])
 def python(request: pytest.FixtureRequest, shared: Path) -> str:
-    """The interpreter of an environment with this ansible-core."""
+    """Return the interpreter of an environment with this ansible-core."""
     if request.param == OLDEST:
         return sys.executable
     newer = newer_python()
@@ -95,7 +95,7 @@ print(json.dumps({name: os.environ.get(name) for name in names}))
 
 
 def write_inventory(folder: Path, **of_host: Any) -> Path:
-    """Write an inventory of two ranks on this machine, one with its own variables."""
+    """Write an inventory of two ranks on this machine, one with additional variables."""
     text = f"""
 worker:
   hosts:
