@@ -50,7 +50,7 @@ def looked(
 ) -> float:
     """Observe a rank for some seconds, and return for how long it was alone.
 
-    The kernel's tables are read only once, because they do not change meanwhile and reading is slow.
+    The kernel's tables are read only once, because they do not change and reading them is slow.
     """
     now = 100.0
     with (
