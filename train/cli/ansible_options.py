@@ -64,7 +64,7 @@ def _sources(text: str) -> tuple[str, ...]:
 
 
 def default_origin() -> str:
-    """Return where the default inventory is set, for messages."""
+    """Return the place where the default inventory is set, for messages."""
     names = ("TRAIN_INVENTORY", "ANSIBLE_INVENTORY")
     return next((name for name in names if os.environ.get(name, "").strip()), "ansible.cfg")
 

@@ -147,7 +147,7 @@ def report(args: Namespace, variables: Variables) -> int:
 
 
 def compare(args: Namespace, variables: Variables) -> int:
-    """Print how two local jobs differ, or write it as a page."""
+    """Print the differences between two local jobs, or write them as a page."""
     folders = [run_dir_of(job, variables) for job in (args.job, args.other)]
     found = compare_jobs(*folders)
     if args.html is None:

@@ -74,7 +74,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Result:
-    """How a job ended.
+    """The result of a job.
 
     Attributes:
         state: ``completed``, ``failed``, ``stopped``; ``refused`` (nothing was started because of
@@ -624,7 +624,7 @@ def follow(job: Job, on_event: Callable[[Event], None] | None = None) -> Result:
 def _of_job(
     job: str, inventory: Inventory, variables: Variables | None
 ) -> tuple[AnsibleOptions, dict[str, Any]]:
-    """Return how to reach the hosts of a job, and all variables.
+    """Return the options that reach the hosts of a job, and all variables.
 
     These are the given ones or, by default, those that the job was started with.
     """

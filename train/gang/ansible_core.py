@@ -56,7 +56,7 @@ def use_connection_plugins(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a value comes from."""
+    """The place where a value is set."""
 
     path: str  # empty if it does not come from a file
     line: int  # 0 if unknown, like the column
@@ -65,7 +65,7 @@ class Place:
 
 
 def place_of(value: object) -> Place | None:
-    """Return where a value comes from, or None if unknown.
+    """Return the place where a value is set, or None if unknown.
 
     Ansible names the place only in its own messages.
     """

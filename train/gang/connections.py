@@ -388,7 +388,7 @@ class Play:
         )
 
     def _place(self, name: str, value: Any) -> str:
-        """Return where a variable is set, or an empty text if unknown."""
+        """Return the place where a variable is set, or an empty text if unknown."""
         extra = ansible_core.is_extra_variable(self._hostvars, name)
         return "-e" if extra else self._where(value)
 

@@ -67,7 +67,7 @@ class AwaitedHosts:
 
     @property
     def stopped(self) -> str:
-        """How the job was stopped on a host, as text to follow its name, or an empty text."""
+        """A text about the stop of the job on a host, to follow its name; empty if not stopped."""
         seen = list(self._seen.values())
         return next((how for how in seen if how and not isinstance(how, Exception)), "")
 
@@ -78,7 +78,7 @@ class AwaitedHosts:
 
     @property
     def unreachable(self) -> dict[str, str]:
-        """Why hosts cannot be reached, by host name."""
+        """The reasons why hosts cannot be reached, by host name."""
         seen = list(self._seen.items())
         return {host: str(why) for host, why in seen if isinstance(why, UnreachableError)}
 

@@ -46,7 +46,7 @@ _SSH = ("ssh", "paramiko", "paramiko_ssh", "smart")
 
 @dataclass(frozen=True)
 class Call:
-    """How this program was called, as far as suggested commands depend on it.
+    """The call of this program, as far as suggested commands depend on it.
 
     Attributes:
         train: command that runs the command line, such as ``.venv/bin/python -m train``.
@@ -189,7 +189,7 @@ def filled(
 
 
 def current() -> Call:
-    """Return how this program was called."""
+    """Return the call of this program."""
     if _noted:
         return _noted[-1]
     if _passed_on:
@@ -204,7 +204,7 @@ _noted: list[Call] = []
 
 
 def note(call: Call) -> None:
-    """Set how this program was called."""
+    """Set the call of this program."""
     _noted[:] = [call]
 
 

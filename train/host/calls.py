@@ -115,7 +115,7 @@ def stop(params: Params) -> CallResult:
 
 
 def stop_request(params: Params) -> CallResult:
-    """Return how a job was permanently stopped on this host.
+    """Return the request that has permanently stopped a job on this host.
 
     ``stopped`` is text to follow the job's name, or empty if the job was not stopped.
 

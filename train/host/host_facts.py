@@ -14,7 +14,7 @@ class Gpu(TypedDict):
 
 
 class BusyGpu(TypedDict):
-    """Why a GPU is not available, the remedy, and whether the job waits for it."""
+    """The reason why a GPU is not available, the remedy, and whether the job waits for it."""
 
     why: str
     remedy: str

@@ -181,7 +181,7 @@ def size_of(folder: str) -> int:
 
 
 def why_kept(rank: records.ListedRank) -> str:
-    """Return why a job with this rank of ``list_jobs`` must not be removed; empty if it may be."""
+    """Return the reason to keep the job of a rank of ``list_jobs``; empty if it may be removed."""
     if rank["phase"] in records.ALIVE_PHASES:
         return "%s is %s" % (rank["task"], rank["phase"])
     if rank["processes"]:

@@ -264,7 +264,7 @@ def _send(connection: socket.socket, seconds: float) -> None:
 
 
 def _got(connection: socket.socket) -> float:
-    """Return the Mbit/s that the peer has counted; ValueError if it is not a rate."""
+    """Return the Mbit/s that the peer has counted. Raise ValueError if it is not a rate."""
     rate = _read_line(connection)["got"]
     if not isinstance(rate, (int, float)) or not 0 <= rate < 1e9:
         raise ValueError("no rate")

@@ -123,16 +123,16 @@ def _place(record: Progress) -> Optional[Tuple[int, int]]:
 
 
 def crashed_in(log: str) -> str:
-    """Return where the thread was that received a fatal signal, in the format of ``stuck_in``.
+    """Return the place of the thread that received a fatal signal, in the format of ``stuck_in``.
 
-    Empty if faulthandler has written nothing.
+    The text is empty if faulthandler has written nothing.
     """
     stack = log.rpartition(log_shapes.FATAL)[2].rpartition("\n" + log_shapes.CURRENT_THREAD)[2]
     return stuck_in(stack.partition("\n\n")[0])[0]
 
 
 def stuck_in(stacks: str) -> Tuple[str, bool]:
-    """Return where the main thread was, from faulthandler's output.
+    """Return the place of the main thread, from faulthandler's output.
 
     The place is in the user's own code if possible: ``main.py, line 12 in load``, or empty if
     nothing could be read. Also return whether the thread was inside TensorFlow, which is the case

@@ -94,7 +94,7 @@ def command(pid: int) -> str:
 def stat(thread: object) -> List[str]:
     """Return the fields after the name in ``stat`` of a process or thread (a path in /proc).
 
-    Empty if it has ended; OSError if that is unknown.
+    The list is empty if it has ended. Raise OSError if that is unknown.
     """
     try:
         with open("%s/%s/stat" % (PROC, thread), errors="replace") as stream:
@@ -104,7 +104,7 @@ def stat(thread: object) -> List[str]:
 
 
 def start_time(pid: int) -> Optional[int]:
-    """Return when process ``pid`` began, in clock ticks since the boot; None if it has ended."""
+    """Return the start of process ``pid`` in clock ticks since the boot; None if it has ended."""
     fields = stat(pid)
     return None if not fields or fields[0] in "ZX" else int(fields[19])
 

@@ -110,7 +110,7 @@ def check_texts(spec: records.RankSpec) -> None:
 
 
 def claim(job_dir: str, manifest: Mapping[str, Any]) -> None:
-    """Claim an attempt for this control node; CallError if another one was faster."""
+    """Claim an attempt for this control node. Raise CallError if another one was faster."""
     attempt, mark = manifest["attempt"], manifest["attempts"][-1]["claim"]
     attach = suggest("attach", job=manifest["job"])
     overtaken = "another control node already started attempt %d of job %s: follow it with `%s`"

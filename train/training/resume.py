@@ -49,7 +49,7 @@ class _Candidate:
 
     decision: Decision = Decision.START_OVER
     checkpoint: Checkpoint | None = None
-    #: Why it is refused.
+    #: The reason for a refusal.
     refusal: str = ""
 
 

@@ -62,7 +62,7 @@ class Resumption(enum.Enum):
 
 
 def choose_resumption(resume: str, attempt: int) -> Resumption:
-    """Return from which checkpoints an attempt resumes.
+    """Return the checkpoints from which an attempt may resume.
 
     ``resume`` is auto, required or never; ``attempt`` counts from 1.
     """

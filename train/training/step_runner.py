@@ -174,7 +174,7 @@ class StepGraph:
         self._times.add([waited, exchanged - computed])
 
     def _agree(self, flags: Any) -> tuple[Any, Any]:
-        """Return the sums over all replicas and flags, and the replica's own seconds.
+        """Return the sums over all replicas, including the flags, and the replica's own seconds.
 
         ``flags`` are a rank's numbers, float64 [n]. Each rank counts once, however many replicas it
         has. Reset the sums for the next call.

@@ -1,4 +1,4 @@
-"""What other users of a machine can read and connect to, during a job and afterwards."""
+"""The files and ports that other users can access, during a job and afterwards."""
 
 from __future__ import annotations
 

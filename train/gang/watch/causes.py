@@ -130,7 +130,7 @@ _LONGEST_DELAY = 60.0
 
 @dataclass(frozen=True)
 class Failure:
-    """How an attempt failed."""
+    """The failure of an attempt."""
 
     cause: str
     root_cause: str | None  # the task, or None if no single one was at fault
@@ -213,7 +213,7 @@ def last_line_in(reason: str) -> str:
 
 
 def failure_of(result: ResultRecord) -> Failure:
-    """Return how an attempt failed, from its ``result.json``."""
+    """Return the failure of an attempt, from its ``result.json``."""
     code, reason, answered = None, "", []
     for rank in result["ranks"]:
         if rank["task"] == result["root_cause"]:
@@ -230,7 +230,7 @@ def _answered(rank: RankResult) -> bool:
 
 
 def why_not_again(failure: Failure, before: Failure | None, restarts: int, most: int) -> str:
-    """Return why a job is not restarted after ``failure``, or an empty text if it is.
+    """Return the reason why a job is not restarted after ``failure``; empty if it is restarted.
 
     It was restarted ``restarts`` times, with a limit of ``most``. ``before`` is the failure of the
     previous attempt.

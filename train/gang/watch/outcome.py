@@ -30,7 +30,7 @@ _NAMED_AS_LOST = re.compile(
 
 @dataclass(frozen=True)
 class GangOutcome:
-    """How the job ended."""
+    """The outcome of a job."""
 
     state: str  # ``completed``, ``failed`` or ``stopped``
     root_cause: str | None  # the task first at fault, or None unless failed

@@ -327,7 +327,7 @@ def rates(readings: Readings) -> dict[str, float]:
 
 
 def hindrances(task: str, ranks: Mapping[str, Readings]) -> Iterator[str]:
-    """Yield what holds back a rank's processors, as text to follow "task:"."""
+    """Yield the hindrances of a rank's processors, as text to follow "task:"."""
     readings, others = ranks[task], [seen for name, seen in ranks.items() if name != task]
     grown = rates(readings)
     if not grown:

@@ -177,7 +177,7 @@ class Verdict:
         return failed_at(self.views, view, now=now, cause=cause_names.ALONE, reason=reason)
 
     def _overdue(self, view: View, now: float) -> PeerFinding | None:
-        """Return why a rank that has not failed keeps the job waiting, or None."""
+        """Return the reason why a rank that has not failed keeps the job waiting, or None."""
         limits, task = self._limits, view.target.task
         if view.unresponsive_for(now) <= limits.unreachable_timeout:
             self._peer_diagnoses.pop(task, None)

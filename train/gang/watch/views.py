@@ -142,17 +142,17 @@ class View:
 
     @property
     def ended_at(self) -> float:
-        """When the rank ended, by the control node's clock (Unix time), or 0 if unknown."""
+        """The time when the rank ended, Unix time by the control node's clock, or 0 if unknown."""
         return float(self.state.get("ended_at") or 0.0) + self.offset
 
     @property
     def began_at(self) -> float:
-        """When the rank was started, by the control node's clock, or 0 if unknown."""
+        """The time when the rank was started, by the control node's clock, or 0 if unknown."""
         return self._at("started_at")
 
     @property
     def running_at(self) -> float:
-        """When the rank was first up, by the control node's clock, or 0 if unknown."""
+        """The time when the rank was first up, by the control node's clock, or 0 if unknown."""
         return self._at("running_at")
 
     def _at(self, name: str) -> float:
@@ -190,9 +190,9 @@ class View:
         return max(0.0, now - self.unresponsive_from(now))
 
     def unresponsive_from(self, now: float) -> float:
-        """Return when the host's answer was due (monotonic clock), or ``now`` if it is not late.
+        """Return the time when the host's answer was due, or ``now`` if it is not late.
 
-        A frozen host does not send anything, not even an error.
+        Times are those of the monotonic clock. A frozen host sends nothing, not even an error.
         """
         asked = self.asked  # another thread sets it
         owed = now if asked is None else min(now, asked + self.wait)
