@@ -208,7 +208,7 @@ def fetch(action: Any, source: str, destination: Path, limit: int) -> None:
 
 @contextlib.contextmanager
 def _no_file_above(size: int) -> Iterator[None]:
-    """Limit the size of files that this process and its children write, because hosts send them."""
+    """Limit the size of files that this process and its children write with data from hosts."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (max(size, _SMALL), before[1]))
     try:

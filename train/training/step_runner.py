@@ -86,7 +86,7 @@ class StepRunner:
     def __call__(self, step: int, count: int, *, asked: bool, due: bool) -> StepsOutcome:
         """Make ``count`` steps after ``step``; all ranks must pass the same numbers.
 
-        ``asked`` and ``due`` are this rank's. Raise tf.errors.OpError if another rank has ended.
+        ``asked`` and ``due`` apply to this rank. Raise tf.errors.OpError if another rank has ended.
         """
         began, own_s = time.perf_counter(), self._step_s if self._is_chief else 0.0
         # As tensors, because every new Python number would be compiled again.

@@ -243,7 +243,7 @@ def _unused_gpus(hosts: planned_ranks.FactsByHost) -> list[str]:
 
 
 def _notify_start(play: connections.Play, manifest: Manifest, run_dir: Path) -> list[str]:
-    """Notify that the job starts, without waiting for the notification to be sent."""
+    """Send a notification that the job starts, without waiting for it."""
     event, message, attempt = "start", "", manifest["attempt"]
     if attempt > 1:
         before = read_result(run_dir / rank_files.ATTEMPTS_DIR / str(attempt - 1))

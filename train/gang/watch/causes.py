@@ -142,7 +142,7 @@ class Failure:
 
     @property
     def place(self) -> tuple[str, str | None, int | None]:
-        """Equal for two attempts that failed in the same way."""
+        """A value that is equal for two attempts that failed in the same way."""
         return self.cause, self.root_cause, self.step
 
     @property

@@ -291,7 +291,7 @@ class Verdict:
     def _lost_by_all(self, failed: Sequence[View], now: float, waited: float) -> GangOutcome | None:
         """Return the outcome if all failed ranks report only that they lost another one.
 
-        Return None if more ranks are expected to report, ``waited`` seconds after the first one.
+        Return None while more ranks may report. ``waited`` is the time in s since the first report.
         """
         first = first_of(failed)
         lost = stuck(self.views, now)
