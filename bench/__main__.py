@@ -115,8 +115,9 @@ def rate(rounds: int) -> None:
 
 
 def watch(rounds: int) -> None:
-    """Measure the steps per second of a job, alternately while followed and with the follower
-    paused. This is more precise than rate, whose rounds differ by more than following costs.
+    """Measure the steps per second of a job, alternately with and without its watch.
+
+    This is more precise than ``rate``, whose rounds differ by more than the watch costs.
     """
     with ranks.scratch() as folder:
         pairs = watched_and_not(folder, rounds * 4)
@@ -128,7 +129,7 @@ def watch(rounds: int) -> None:
 
 
 def watched_and_not(folder: Path, count: int) -> list[tuple[float, float]]:
-    """Return the steps per second of a job, watched and while its watcher is halted."""
+    """Return pairs of a job's steps per second, with its watch and while that is suspended."""
     lab, name = ranks.local_lab(folder), "watched"
     words = lab.words("run", "--json", "--job", name, arguments=["--epochs", "1000000"])
     progress = folder / f"hosts/jobs/{name}/worker-0/progress.jsonl"

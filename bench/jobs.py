@@ -222,8 +222,9 @@ _PART, _SLICE_US = 0.2 * (os.cpu_count() or 1), 5_000
 
 
 def prediction(rounds: int) -> None:
-    """Compare the doctor's prediction of a step with the step, on Docker hosts with slow links.
-    Takes 15 minutes, needs root, and runs only on request.
+    """Compare predicted and measured step times on Docker hosts with slow links.
+
+    This takes 15 minutes, needs root, and runs only on request.
     """
     limits = [f"--cpu-period={_SLICE_US}", f"--cpu-quota={int(_PART * _SLICE_US)}"]
     print_header("network", "link", "hosts", "ms per step", "predicted", "ratio")

@@ -167,7 +167,8 @@ def allocator(rounds: int) -> None:
 
 def exchange(rounds: int) -> None:
     """Measure the milliseconds per step between network namespaces with slow links.
-    Takes 30 minutes, needs root, and runs only on request.
+
+    This takes 30 minutes, needs root, and runs only on request.
     """
     if os.geteuid():
         raise SystemExit("bench exchange creates network namespaces: run it as root")

@@ -1,4 +1,4 @@
-"""What the tests share: TensorFlow's environment, inventories, the wrapper, the SSH hosts."""
+"""Fixtures that the tests share: TensorFlow's environment, inventories and SSH hosts."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ init_plugin_loader([str(REPOSITORY / "playbooks/collections")])
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that all test processes of this run have in common."""
+    """Return the folder that all test processes of this run share."""
     own = tmp_path_factory.getbasetemp()
     return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
 @pytest.fixture(scope="session")
 def tf_python(shared: Path) -> str:
-    """The interpreter of the environment that ``playbooks/setup.yml`` makes on this machine."""
+    """Return the interpreter of the environment that ``playbooks/setup.yml`` creates here."""
 
     def install() -> str:
         done = ansible_playbook("setup.yml", REPOSITORY / "inventory/local", {})
@@ -72,7 +72,7 @@ def local_lab(tmp_path: Path) -> Labs:
 
 @pytest.fixture
 def lab(local_lab: Labs, tf_python: str) -> Lab:
-    """Two workers on this machine, under TensorFlow."""
+    """Return a lab of two workers on this machine, with TensorFlow."""
     made = local_lab()
     made.variables["train_job_python"] = tf_python
     return made
@@ -80,7 +80,7 @@ def lab(local_lab: Labs, tf_python: str) -> Lab:
 
 @pytest.fixture(scope="session")
 def testbed(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Iterator[Testbed]:
-    """Four SSH hosts in Docker, with TensorFlow."""
+    """Yield four SSH hosts in Docker, with TensorFlow."""
     with tensorflow_testbed(4, tmp_path_factory.mktemp("testbed"), shared) as bed:
         yield bed
 
@@ -104,7 +104,7 @@ def ssh_lab(testbed: Testbed, tmp_path: Path) -> Labs:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files whose tests take longest first, so that no worker is left with them alone."""
+    """Put the files with the longest tests first, so that no test process is left with them."""
     ranks = [{"testbed", "docker"}, {"tf_python", "tensorflow"}, {"local_lab"}]
     places: dict[Path, int] = {}
     for item in items:
@@ -115,13 +115,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Leave out what needs SSH hosts where there can be none."""
+    """Skip tests that need SSH hosts if there is no Docker engine."""
     if item.get_closest_marker("docker") and not docker_available():
         pytest.skip("no Docker engine answers")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say loudly that the part with SSH hosts was left out."""
+    """Report that the tests with SSH hosts were skipped."""
     skipped = terminalreporter.stats.get("skipped", [])
     if any("no Docker engine" in str(report.longrepr) for report in skipped):
         terminalreporter.section("NO DOCKER ENGINE ANSWERS", red=True, bold=True)
@@ -129,6 +129,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """In CI the SSH hosts are no matter of choice."""
+    """Fail in CI if there is no Docker engine for the SSH hosts."""
     if os.environ.get("CI") and not docker_available():
         pytest.exit("CI needs a Docker engine, and none answers", returncode=1)

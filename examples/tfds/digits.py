@@ -9,7 +9,7 @@ DIGITS = Path(__file__).parents[2] / "train/training/data/digits.csv.gz"
 
 
 class Digits(tfds.core.GeneratorBasedBuilder):
-    """1,797 images of 8 by 8 pixels."""
+    """A data set of 1,797 images of 8 by 8 pixels."""
 
     VERSION = tfds.core.Version("1.0.0")
 

@@ -40,7 +40,7 @@ DOCUMENTATION = """
 
 #: The playbook with the short output.
 PLAYBOOK = REPOSITORY / "playbooks/setup.yml"
-#: The names of the debug module, whose messages are for people.
+#: The names of the debug module, whose messages are for users.
 DEBUG = add_internal_fqcns(("debug",))
 #: Seconds without output before a line shows what is still running, and between two checks.
 QUIET_S, POLL_S = 15.0, 1.0
@@ -76,7 +76,7 @@ class Step:
         return time.monotonic() - self.began
 
     def duration(self) -> str:
-        """Return that time for people, as text that stays on one line."""
+        """Return the duration as text for users, which stays on one line."""
         return f"({self.seconds():.0f}{JOINED}s)"
 
 
@@ -282,7 +282,7 @@ class CallbackModule(Default):  # type: ignore[misc]
 
     @staticmethod
     def _is_message(result: Any) -> bool:
-        """Return whether a result is a message for people."""
+        """Return whether a result is a message for users."""
         whole_loop = "results" in result.result
         return result.task.action in DEBUG and "msg" in result.result and not whole_loop
 

@@ -232,8 +232,9 @@ class Connection(_Core):  # type: ignore[misc]
             return code, output, errors
 
     def _with_reason(self, errors: bytes) -> bytes:
-        """Return the errors of a login that failed with the program of ``ProxyCommand`` or
-        ``ProxyJump``, including that program's output. For shared logins, ssh does not show it.
+        """Return a failed login's errors, with the output of its ``ProxyCommand`` or ``ProxyJump``.
+
+        For shared logins, ssh itself does not show that output.
         """
         if b" UNKNOWN port " not in errors:
             return errors

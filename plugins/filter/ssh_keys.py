@@ -1,7 +1,8 @@
-"""Records about each other that all hosts of a cluster need, computed once from their reports.
+"""Ansible filters: the records that all hosts of a cluster need about each other.
 
-Every host trusts these records. Therefore names, ports and, if known, addresses come from the
-inventory: no host can impersonate another, or grant itself access from anywhere.
+The records are computed once, from the hosts' reports. Every host trusts them. Therefore names,
+ports and, if known, addresses come from the inventory: no host can impersonate another, or grant
+itself access from anywhere.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def addresses_of(names: Iterable[str]) -> list[str]:
 
 
 def place_of(member: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how the other hosts, and Ansible, reach a machine."""
+    """Return the names, addresses and port at which the other hosts and Ansible reach a machine."""
     name = member["name"]
     ansible_host = str(member.get("ansible_host") or variables.get("ansible_host") or name)
     ansible_port = int(member.get("ssh_port") or variables.get("ansible_port") or 22)
@@ -72,7 +73,7 @@ def place_of(member: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[st
 def ssh_keys_places(
     members: Sequence[Mapping[str, Any]], played: Sequence[str], hostvars: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return how each machine is reached, by the inventory host that the role runs on.
+    """Return the place of each machine, by the inventory host that the role runs on.
 
     A machine that no other machine can reach is excluded.
     """

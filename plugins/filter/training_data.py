@@ -83,7 +83,10 @@ def training_data_source(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def published_hash(entry: dict[str, Any], path: Path, known: dict[str, str]) -> str:
-    """Return the hash of a file that is the published one, or the same content compressed again."""
+    """Return the hash of a published file, or of the same content compressed again.
+
+    Raise AnsibleFilterError for any other file.
+    """
     hashes = [hash_of(path, Path.open)]
     with contextlib.suppress(OSError, EOFError, zlib.error):
         hashes.append(hash_of(path, gzip.open))

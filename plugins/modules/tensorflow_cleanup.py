@@ -216,7 +216,7 @@ def _delete(path: str) -> None:
 
 
 def shared_with(folder: str) -> str:
-    """Return why processes that are not visible here may use a folder; empty if none can."""
+    """Return the reason why processes that are not visible may use a folder; empty if none."""
     path = os.path.realpath(folder)
     point, kind = "", ""
     with open(MOUNTS, encoding="utf-8", errors="replace") as stream:

@@ -207,7 +207,7 @@ class Environment:
         self.lock: Dict[str, Any] = params["lock"]
         self.path, self.base = params["path"], params["base"]
         self.python = os.path.join(self.path, "bin", "python")
-        #: What TensorFlow's environment must be tried with, as in its marker.
+        #: The modules and the driver with which the environment must be tried, as in its marker.
         self.trial = {"imports": self.lock["imports"], "driver": params["driver"]}
 
     def marker(self) -> Dict[str, Any]:
@@ -306,7 +306,7 @@ class Environment:
         return options, index_settings.of_host(self.params["index_url"])
 
     def _cause(self, done: subprocess.CompletedProcess[bytes]) -> str:
-        """Return why uv could not install, and the remedy."""
+        """Return the cause of an error of uv, and the remedy."""
         errors = done.stderr.decode(errors="replace")
         killed = "it was killed, perhaps because the host ran out of memory. Run the playbook again"
         causes = [text for signs, text in CAUSES if any(sign in errors for sign in signs)]
@@ -414,7 +414,7 @@ def run(
 
 
 def ending(returncode: int) -> str:
-    """Return how a program ended, as part of a sentence."""
+    """Return a phrase about the end of a program."""
     return f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
 
 

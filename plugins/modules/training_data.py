@@ -150,7 +150,7 @@ class PlacedData:
         self.noted: Notes = {path: note for path, *note in notes.get("files", [])}
 
     def why_missing(self, verify: bool) -> str:
-        """Return why the data are missing or wrong, or an empty text."""
+        """Return the reason why the data are missing or wrong, or an empty text."""
         if self.entry["mounted"] and not self.entry["sha256"]:
             return ""
         if self.identity is None:

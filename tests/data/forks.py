@@ -1,11 +1,12 @@
-"""Runs programs under TensorFlow, each a fork of this process: TensorFlow is imported once for all.
+"""Runs programs as forks of this process, which imports TensorFlow once for all of them.
 
-The arguments are 2, the generation of Keras, or 0 to import nothing; and the folder that pytest is
-imported from, for tests that run here.
-Reads a JSON object a line from stdin and answers each: {"arguments": ..., "script": ..., "folder":
-..., "environment": ..., "output": FILE} starts a program as ``python FILE ...`` does, or ``python -c
-SCRIPT ...`` where there is a script, and gives its pid; {"wait": pid, "seconds": ...} gives its exit
-code, or null if it still runs.
+The arguments are the generation of Keras (2, or 0 to import nothing), and the folder from which
+pytest is imported for tests that run here. Requests are lines of JSON on standard input:
+
+* {"arguments": ..., "script": ..., "folder": ..., "environment": ..., "output": FILE} starts a
+  program like ``python FILE ...``, or like ``python -c SCRIPT ...`` if there is a script. The answer
+  is its pid.
+* {"wait": pid, "seconds": ...} is answered with its exit code, or null if it is still running.
 """
 
 import gc
@@ -40,7 +41,7 @@ def wait(pid, seconds):
 
 
 def serve():
-    """Answer until stdin ends, which ends what runs, too; in a fork, return its order."""
+    """Answer requests until stdin ends, then end all programs. In a fork, return its request."""
     running = set()
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
@@ -61,7 +62,7 @@ def serve():
 
 
 def code_of(order):
-    """Become the process that the order describes, and return what it is to run."""
+    """Prepare this process as requested, and return the code that it has to run."""
     os.environ.clear()
     os.environ.update(order["environment"])
     os.chdir(order["folder"])

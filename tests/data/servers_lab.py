@@ -1,6 +1,6 @@
 """A task of a small cluster with parameter servers.
 
-Its arguments are how many steps are made, and the start timeout. The last line of the chief has the
+Its arguments are the number of steps and the start timeout. The last line of the chief has the
 process and the Unix time of each step.
 """
 
@@ -21,7 +21,7 @@ servers.LIMIT_S, servers.WORKERS_LIMIT_S = 3.0, 15.0
 
 
 def endless(context):
-    """Examples that take 50 ms each and tell which process of which worker made them."""
+    """Return examples that take 50 ms each and name the process and worker that made them."""
     made = tf.data.Dataset.range(1_000_000).apply(testing.sleep(CLOSURE_US))
     return made.map(lambda _: (tf.io.read_file("/proc/self/stat"), tf.timestamp()))
 

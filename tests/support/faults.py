@@ -92,7 +92,7 @@ SLOW_DATA = REPOSITORY / "tests/data/scripts/slow_data.py"
 
 @contextmanager
 def between(begin: Callable[[], object], end: Callable[[], object]) -> Iterator[None]:
-    """Do one thing at the start and another one at the end, in any case."""
+    """Call ``begin`` at the start and ``end`` at the end, even after an error."""
     begin()
     try:
         yield
@@ -101,7 +101,7 @@ def between(begin: Callable[[], object], end: Callable[[], object]) -> Iterator[
 
 
 def dockers(begin: Sequence[str], end: Sequence[str]) -> AbstractContextManager[None]:
-    """Run one Docker command at the start and another one at the end."""
+    """Run one Docker command at the start and another one at the end, even after an error."""
     return between(partial(docker, *begin), partial(docker, *end))
 
 

@@ -230,7 +230,7 @@ class Lab:
         return self.start(*options, arguments=arguments, **variables).end()
 
     def playbook(self, name: str, *options: str, **variables: Any) -> Any:
-        """Run a playbook alone."""
+        """Run a playbook without the command line."""
         return ansible_playbook(name, self.inventory, self.given(variables), *options)
 
     def saved(self, job: str) -> dict[str, Any]:

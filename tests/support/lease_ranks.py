@@ -46,7 +46,7 @@ def _serve(pipe: Connection) -> None:
             elif name == "due":
                 held._due = 0.0
             elif name == "setuid":
-                leases.entries("/nowhere")  # load all now: that user may lack access to this Python
+                leases.entries("/nowhere")  # load modules now: that user may lack access
                 os.setuid(*arguments)
                 sys.executable = "/usr/bin/python3"
             else:
@@ -98,7 +98,7 @@ Starter = Callable[[], Supervisor]
 
 @pytest.fixture
 def supervisor() -> Iterator[Starter]:
-    """Yield a function that creates supervisors; all are ended in the end."""
+    """Yield a function that creates supervisors, and end all of them afterwards."""
     made: list[Supervisor] = []
 
     def make() -> Supervisor:

@@ -88,7 +88,7 @@ def run(command: Sequence[str], stdin: str = "") -> str:
 
 
 def missing() -> str:
-    """Return why this machine cannot create such namespaces; empty if it can."""
+    """Return the reason why this machine cannot create the namespaces; empty if it can."""
     tools = [name for name in ("unshare", "nsenter", "ip", "nft") if not shutil.which(name)]
     if tools:
         return f"{', '.join(tools)} not installed (Debian: util-linux, iproute2, nftables)"

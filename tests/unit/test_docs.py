@@ -36,7 +36,7 @@ def doc(name: str) -> Path:
 
 
 METRICS, TRAINING, YOUR_SCRIPT = map(doc, ("metrics", "training", "your-script"))
-#: What a user reads.
+#: The pages for users.
 GUIDES = [README, TRAINING, YOUR_SCRIPT]
 GUIDES += map(doc, ("hosts", "jobs", "doctor", "ansible", "gpus", "variables", "supervision"))
 ROLES = sorted(path.parent for path in REPOSITORY.glob("roles/*/meta"))
@@ -58,8 +58,7 @@ def specs_of(role: Path) -> Any:
 
 #: The commands for jobs on hosts.
 ON_JOBS = {"run", "attach", "status", "list", "logs", "tensorboard", "stop", "clean"}
-#: Names that look like variables of a role and are modules or this collection, or what a role
-#: registers.
+#: Names that look like variables of a role, but are modules or this collection.
 MODULES = {"tensorflow_ansible"} | {
     path.stem
     for folder in ("modules", "filter")
@@ -104,7 +103,7 @@ def anchors(page: Path) -> set[str]:
 @pytest.mark.parametrize("page", [*GUIDES, *ROLE_PAGES], ids=name_of)
 def test_every_variable_that_is_mentioned_exists(page: Path) -> None:
     text = page.read_text()
-    for output in blocks(page, ""):  # it may show a misspelt name
+    for output in blocks(page, ""):  # it may show a misspelled name
         text = text.replace(output, "")
     mentioned = set(VARIABLE.findall(text)) - MODULES - REGISTERED
     assert mentioned
@@ -324,7 +323,7 @@ def test_example_inventories(example: Path, capsys: pytest.CaptureFixture[str]) 
     variables_of = VariableManager(loader, inventory).get_vars
     groups = {group.name for group in inventory.groups["all"].child_groups} - {"ungrouped"}
     assert {"worker"} <= groups <= set(records.TASK_TYPES)
-    # Those in comments, too: they are there to be taken.
+    # Including commented ones, which users are meant to enable.
     text = "".join(path.read_text() for path in sorted(example.rglob("*.yml")))
     assert set(VARIABLE.findall(text)) <= KNOWN
     hosts = [host for name in groups - {"evaluator"} for host in inventory.groups[name].get_hosts()]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-#: What to write by the pattern of a phrase.
+#: By the pattern of a phrase, the words to use instead.
 INSTEAD = {
     r"(?<![Tt]here )\bis no (?!longer\b|(?:more|earlier|later|slower|faster)\b)[a-z]": "is not a",
     r"\bof (?:one's|their|his|our|your) own\b": "their own",
@@ -36,7 +36,7 @@ KINDS = ("*.md", "*.py", "*.yml", "*.cfg", "*.toml", "*.j2", "*.in", "Makefile")
 
 
 def texts_of(name: str, source: str) -> list[tuple[int, str]]:
-    """Return the lines of a file that people read, with their numbers: of code, its texts."""
+    """Return the lines of a file with their numbers; of code, only its strings and comments."""
     if not name.endswith(".py"):
         return list(enumerate(source.splitlines(), 1))
     kinds = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", None)}
@@ -49,7 +49,7 @@ def texts_of(name: str, source: str) -> list[tuple[int, str]]:
 
 
 def phrases(name: str, source: str) -> list[str]:
-    """Return where a file has one of the phrases, and what to write."""
+    """Return the places of a file with one of the phrases, and the words to use instead."""
     return [
         f"{name}:{number}: {found.group()!r}: {instead}"
         for number, line in texts_of(name, source)

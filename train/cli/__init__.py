@@ -1,1 +1,1 @@
-"""The command line: ``python -m train``. It works on run directories and knows no hosts."""
+"""The command line, ``python -m train``: works on run folders, and never connects to a host."""

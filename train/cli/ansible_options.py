@@ -57,14 +57,14 @@ def default_inventory() -> tuple[str, ...]:
 
 
 def _sources(text: str) -> tuple[str, ...]:
-    """Return the sources in a list from Ansible's settings."""
+    """Return the inventory sources in a text, which may be a list as in Ansible's settings."""
     if text.endswith(",") or Path(text).expanduser().exists():
         return (text,)
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def default_origin() -> str:
-    """Return where the default inventory is set, for messages."""
+    """Return the place where the default inventory is set, for messages."""
     names = ("TRAIN_INVENTORY", "ANSIBLE_INVENTORY")
     return next((name for name in names if os.environ.get(name, "").strip()), "ansible.cfg")
 
@@ -129,7 +129,7 @@ def absolute(source: str) -> str:
 def mentions(inventory: Inventory, name: str) -> bool:
     """Return whether a file of the inventory, or of the variables next to it, contains a name.
 
-    This is fast; Ansible takes half a second to read its inventory.
+    This is fast, while Ansible takes half a second to read its inventory.
     """
     folders = [REPOSITORY / "playbooks/group_vars", REPOSITORY / "playbooks/host_vars"]
     files = []
@@ -161,7 +161,7 @@ def _beginning(path: Path) -> bytes:
 
 
 def _whole(path: str) -> str:
-    """Return a path as an absolute path."""
+    """Return the absolute form of a path."""
     return str(Path(path).expanduser().absolute())
 
 
@@ -242,11 +242,11 @@ class Unsafe(str):
 
 
 class _Reader(yaml.SafeLoader):
-    """Reads YAML. Dates stay text. Only Ansible can read tagged values, such as ``!vault``."""
+    """Reads YAML, with dates as text. Tagged values, such as ``!vault``, become placeholders."""
 
 
 class _Tagged:
-    """A placeholder for a tagged value."""
+    """A placeholder for a tagged value, which only Ansible can read."""
 
 
 def _unsafe(loader: Any, node: Any) -> Any:
@@ -280,7 +280,7 @@ def _for_script(loader: _Reader, name: str, node: Any) -> None:
 
 
 def _load(source: str, name: str = "") -> Any:
-    """Return the variables in a YAML text, or the value of the variable ``name`` alone."""
+    """Return the contents of a YAML text: variables, or with ``name`` the value of that one."""
     loader = _Reader(source)
     try:
         node = loader.get_single_node()
@@ -421,12 +421,12 @@ class _Writer(yaml.SafeDumper):
     """Writes YAML for Ansible."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Write a value in full wherever it occurs."""
+        """Return True: a value that occurs several times is written in full each time."""
         return True
 
 
 def _represent_unsafe(writer: Any, text: Unsafe) -> Any:
-    """Return a node, tagged only if it matters: "!unsafe 'yes'" would be true."""
+    """Return a text's node, tagged only if it may be a template: "!unsafe 'yes'" would be true."""
     is_template = TEMPLATE.search(text) is not None
     tag = "!unsafe" if is_template else f"{_YAML}str"
     return writer.represent_scalar(tag, str(text), style='"')
@@ -444,7 +444,7 @@ def _as_data(value: Any) -> Any:
 
 
 def file_of(variables: Variables) -> str:
-    """Return a YAML file that passes variables to Ansible.
+    """Return the contents of a YAML file that passes variables to Ansible.
 
     The script's path, arguments and environment are data, never templates. Raise ValueError
     that names a variable that YAML cannot represent.
@@ -458,7 +458,10 @@ def file_of(variables: Variables) -> str:
 
 
 def read_options(args: argparse.Namespace, encrypted: Sequence[str]) -> AnsibleOptions:
-    """Return the options of a command line; ask for passwords, including ``encrypted``'s."""
+    """Return the options of a parsed command line, and ask for passwords.
+
+    ``encrypted`` are the paths of variable files that Ansible has to decrypt.
+    """
     passwords = []
     login = ""
     if args.ask_pass:

@@ -1,6 +1,6 @@
 """The commands: functions that take the parsed command line and the variables of ``-e``.
 
-``inventory`` of the command line is already an AnsibleOptions. Each returns the exit code.
+Each command returns its exit code. ``inventory`` in the parsed command line is an AnsibleOptions.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def _watch(job: Job, args: Namespace) -> int:
 
 
 def _ignore_output() -> None:
-    """Discard the rest of the output: Python would report the closed pipe when it exits."""
+    """Discard further output, because Python would report the closed pipe when it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -147,7 +147,7 @@ def report(args: Namespace, variables: Variables) -> int:
 
 
 def compare(args: Namespace, variables: Variables) -> int:
-    """Print how two local jobs differ, or write it as a page."""
+    """Print the differences between two local jobs, or write them as a page."""
     folders = [run_dir_of(job, variables) for job in (args.job, args.other)]
     found = compare_jobs(*folders)
     if args.html is None:
@@ -182,7 +182,7 @@ _Checked = TypeVar("_Checked")
 def _checked(
     outcome: playbooks.PlaybookOutcome, action: str, check: Callable[[Any], _Checked], command: str
 ) -> dict[str, _Checked]:
-    """Return what hosts reported, in order; name malformed reports and leave them out."""
+    """Return the valid reports by host, in order. Print an error for each malformed report."""
     found = {}
     for host, result in sorted(outcome.results.get(action, {}).items()):
         try:
@@ -193,7 +193,7 @@ def _checked(
 
 
 def _seen_once(reported: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, Any]]:
-    """Yield reports about ranks once: two inventory hosts may be the same machine."""
+    """Yield each rank's report once, because two inventory hosts may be the same machine."""
     yielded = set()
     for host, seen in reported.items():
         for report in seen:
@@ -235,7 +235,7 @@ def show_status(args: Namespace, variables: Variables) -> int:
 def _exit_code_of(
     args: Namespace, variables: Variables, outcome: playbooks.PlaybookOutcome, phases: Sequence[str]
 ) -> int:
-    """Return the exit code of a command about a job; it depends on the ranks' phases, too."""
+    """Return the exit code of a command about a job, which also depends on the ranks' phases."""
     code = exit_code(outcome, args.command)
     if args.job and phases and set(phases) == {ABSENT}:
         complain(args.command, _unknown(args, variables))
@@ -244,7 +244,7 @@ def _exit_code_of(
 
 
 def _unknown(args: Namespace, variables: Variables) -> str:
-    """Return a message that the hosts have no rank of a job, and where it may be."""
+    """Return a message that no host has a rank of a job, with a hint where the job may be."""
     connection = inventories.kept(run_dir_of(args.job, variables))
     there = f"`{suggestions.command('list')}` shows all jobs"
     if connection and connection["inventory"] != [*map(absolute, args.inventory.inventory)]:
@@ -398,7 +398,7 @@ def _answers(url: str) -> bool:
 
 def tf_config(args: Namespace, variables: Variables) -> int:
     """Print TF_CONFIG of each rank, or of one inventory host, to start ranks by hand."""
-    # Any script will do: only the check of a job's start runs.
+    # Any script will do, because only the checks before a start are run.
     given = {"train_job_script": __file__, **variables}
     outcome = playbooks.run_playbook("train.yml", args.inventory, given, check=True)
     configs: dict[str, object] = outcome.result("gang_plan").get("tf_config", {})

@@ -29,7 +29,7 @@ class _Completer(BaseCompleter):
     def __call__(
         self, *, action: argparse.Action, parsed_args: argparse.Namespace, **more: Any
     ) -> Sequence[str]:
-        # Incomplete input or a damaged job folder: a shell shows no errors.
+        # The input may be incomplete, or a job's folder damaged. A shell cannot show errors here.
         with contextlib.suppress(Exception):
             if action.dest in ("job", "jobs", "other") and not action.option_strings:
                 return [manifest.parent.name for manifest in _manifests(parsed_args)]

@@ -39,7 +39,7 @@ _WANTED = ("epoch", "message", "metrics", "update", "")
 _GAP = 2
 #: Seconds over which the pace is measured, and the minimum.
 _PACE_WINDOW, _PACE_LEAST = 180.0, 5.0
-#: How far ranks are behind is counted in parts of this size, to keep a stable order.
+#: The lag of a rank is counted in parts of this size, so that the order is stable.
 _BEHIND_PART = 0.1
 #: The task types that make training steps.
 _TRAINING = ("chief", "worker")
@@ -126,7 +126,7 @@ class Overview:
         return "  ".join(words)
 
     def _behind(self, task: str) -> int:
-        """Return how far a rank is behind the leading one, in parts of the leader's steps."""
+        """Return the lag of a rank behind the leading one, in parts of the leader's steps."""
         if not self._furthest or not task.startswith(_TRAINING):
             return 0
         return int((self._furthest - _step(self.ranks[task])) / (self._furthest * _BEHIND_PART))

@@ -1,6 +1,6 @@
 """The drill: a fault-injection test on the user's own hosts, with a short job for each fault.
 
-It refuses to run alongside jobs of any user. A fault of a host undoes itself. The drill's jobs
+It refuses to run alongside jobs of any user. A fault in a host reverts itself. The drill's jobs
 are always stopped at the end.
 """
 
@@ -65,7 +65,7 @@ class Row:
 
     @property
     def cells(self) -> list[str]:
-        """The row as texts."""
+        """The cells of the row in the table, as text."""
         if self.skipped:
             return [self.fault, self.victim, "skipped", "", "", "", self.error]
         return [
@@ -193,9 +193,9 @@ def _choose_victim(job: Job) -> tuple[str, dict[str, Any]]:
 
 
 def _judge(row: Row, restarts: Sequence[tuple[float, Event]], job: Job) -> Row:
-    """Return the row of a fault.
+    """Return the row with the results of a fault.
 
-    ``restarts`` are those of its job, with seconds since the fault.
+    ``restarts`` are the restarts of its job, each with the seconds since the fault.
     """
     result = follow(job)
     stopped = stop(job.name, job.inventory, job.variables).results.get("rank_stop", {})

@@ -30,7 +30,7 @@ QUESTIONS = {
 
 
 def keep(run_dir: Path, options: AnsibleOptions, variables: Variables) -> None:
-    """Save how a job's hosts are reached in its folder, readable by its owner only."""
+    """Save in a job's folder how its hosts are reached, in a file that only its owner can read."""
     words = [word for word in options.words if not word.startswith(_OF_ONE_COMMAND)]
     asked = [option for option, _ in options.passwords]
     kept = {
@@ -43,7 +43,7 @@ def keep(run_dir: Path, options: AnsibleOptions, variables: Variables) -> None:
 
 
 def kept(run_dir: Path) -> dict[str, Any] | None:
-    """Return what ``keep`` saved in a job's folder, or None if it is missing or unusable."""
+    """Return the connection that ``keep`` saved, or None if it is missing or unusable."""
     try:
         connection = json_files.read_json(str(run_dir / CONNECTION_FILE))
     except ValueError:

@@ -45,7 +45,7 @@ _BROKEN_OFF = 3
 #: The role's variables that a job was started with, for later commands.
 VARIABLES_FILE = "variables.json"
 _RUNS_DIR = "train_job_runs_dir"
-#: The role's default of it, for the playbooks of a clone.
+#: The role's default of this variable for the playbooks of a clone.
 _DEFAULT_RUNS_DIR = REPOSITORY / "runs"
 #: Variables that may contain secrets. The script's environment is stored on the hosts.
 _SECRET = ("train_job_environment", "train_job_notify_command", "train_job_notify_webhook")
@@ -61,7 +61,7 @@ class Event:
             others waiting) or ``notice`` (about the watch itself, such as an unreachable host).
         task: the rank, such as ``worker-0``; for ``kind == "task"`` the name of Ansible's task;
             for a restart the rank that failed first, or empty.
-        phase: the current step before the ranks run, for people; only if ``kind == "task"``.
+        phase: the step in progress before the ranks run, for display; only for ``kind == "task"``.
         data: the other fields of ``--json``, see docs/formats.md.
     """
 
@@ -74,7 +74,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Result:
-    """How a job ended.
+    """The result of a job.
 
     Attributes:
         state: ``completed``, ``failed``, ``stopped``; ``refused`` (nothing was started because of
@@ -85,7 +85,7 @@ class Result:
         ranks: see ``result.json`` in docs/formats.md.
         run_dir: the job's folder on the control node.
         attempts: how often the gang was started; 0 if unknown.
-        doubts: sentences about why a completed job may not have done what its user meant.
+        doubts: reasons why a completed job may not have done what its user intended.
         notes: further information about the end, such as files that remain on hosts.
         strict: whether a doubt counts as a failure (``train_job_strict``).
     """
@@ -350,7 +350,7 @@ class Job:
 
     @property
     def _phase(self) -> str:
-        """The current step of the playbook for people: one short text for many tasks."""
+        """A short text for users about the playbook's current step, which may have many tasks."""
         outcome = self._playbook.outcome
         if self._attached and outcome.ended is None:
             return "searching the hosts for the job"
@@ -410,7 +410,7 @@ class Job:
         self._end(Result(self.name, ended["state"], message, *reported, *remarks))
 
     def _without_result(self, outcome: playbooks.PlaybookOutcome) -> None:
-        """Handle a playbook that was refused, was killed, or lost the watch."""
+        """Handle the end of a playbook that was refused, was killed, or lost the watch."""
         is_new = not (self._started or self._is_down)
         if not (self._started or outcome.failures or outcome.unreachable):
             self._give_back()  # it was killed
@@ -626,7 +626,7 @@ def follow(job: Job, on_event: Callable[[Event], None] | None = None) -> Result:
 def _of_job(
     job: str, inventory: Inventory, variables: Variables | None
 ) -> tuple[AnsibleOptions, dict[str, Any]]:
-    """Return how to reach the hosts of a job, and all variables.
+    """Return the options that reach the hosts of a job, and all variables.
 
     These are the given ones or, by default, those that the job was started with.
     """

@@ -1,7 +1,7 @@
 """Shows the logs of all ranks of a job together, once or as they grow.
 
-Of a line that a progress bar has redrawn, the last state is shown (train/host/terminal.py), and
-at intervals the current state of one that is still being drawn.
+A progress bar is shown in its last state only (train/host/terminal.py). While it is still being
+drawn, its current state is shown at intervals.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from train.gang.watch.fetched import OLDER
 from train.host import records
 from train.host.terminal import LogLines
 
-#: Colours of tasks. A task always has the same one; neighbours have different ones.
+#: Colors of tasks. A task always has the same color, and adjacent tasks have different ones.
 COLOURS = (
     *("cyan", "yellow", "green", "magenta", "blue", "bright_red"),
     *("bright_cyan", "bright_yellow", "bright_green", "bright_magenta", "bright_blue", "red"),
@@ -41,7 +41,7 @@ LEFT_OUT = "... lines may be missing here: output arrived faster than it could b
 
 
 def colour_of(task: str) -> str:
-    """Return the colour of a task."""
+    """Return the color in which a task's lines are printed."""
     kind, index = records.task_order(task)
     return COLOURS[(3 * kind + index) % len(COLOURS)]
 

@@ -52,7 +52,7 @@ def _parts(text: str) -> list[str]:
 
 
 class _Help(argparse.HelpFormatter):
-    """Help whose usage line names no options: they are listed below it."""
+    """Formats help without options in the usage line, because they are listed below it."""
 
     def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: Any = None) -> None:
         """Add the usage line."""
@@ -63,7 +63,7 @@ class _Help(argparse.HelpFormatter):
 
 
 class _CommandParser(argparse.ArgumentParser):
-    """A parser that knows its commands. A list of options does not hide its errors."""
+    """Parses a command line with short error messages, which suggest similar options."""
 
     commands: Mapping[str, _CommandParser] = {}
 

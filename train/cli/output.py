@@ -66,7 +66,7 @@ def exit_code(outcome: PlaybookOutcome, command: str) -> int:
 def print_table(
     header: Sequence[str], rows: Sequence[Sequence[str | Text]], width: int | None
 ) -> None:
-    """Print rows under their header; on a terminal, states are coloured."""
+    """Print rows under their header; on a terminal, states are colored."""
     table = Table(*header, box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
     for row in rows:
         table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))

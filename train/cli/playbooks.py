@@ -133,7 +133,7 @@ class PlaybookOutcome:
     #: The role's last report on how the job ended; another attempt may follow.
     ended: ResultRecord | None = None
     is_down: bool = False  # an attempt has failed, and no rank of the next one has started
-    # Names of started tasks, for people, and warnings, each once. Displays remove what they show.
+    # Names of started tasks and warnings, for users, each once. Displays remove those they show.
     tasks: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     called: set[str] = field(default_factory=set)  # actions of the tasks that have started
@@ -196,7 +196,10 @@ def module_of(data: Mapping[str, Any]) -> str:
 
 
 class Playbook:
-    """A playbook of playbooks/ in the background; raises FileNotFoundError without inventory."""
+    """A run of one of the repository's playbooks in the background.
+
+    Creating it raises FileNotFoundError if an inventory does not exist.
+    """
 
     def __init__(
         self, name: str, inventory: Inventory, variables: Variables, check: bool = False

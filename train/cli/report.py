@@ -63,7 +63,7 @@ _PARTS = {
     "exchange_ms": ("exchange, waiting for others", "#d9a441"),
     "input_ms": ("waiting for examples", "#b7a0d8"),
 }
-#: Colours of an attempt's curves.
+#: Colors of an attempt's curves.
 _ATTEMPTS = ("#3b82c4", "#d9822b", "#3aa17e", "#8e63b8", "#d0453e", "#8c6d5a", "#d65fa3", "#9aa5b1")
 
 #: Fields of a manifest that describe what was run and where.
@@ -230,7 +230,7 @@ def _curves(attempts: Sequence[AttemptFiles]) -> Iterator[Chart]:
 
 
 def _chart(title: str, points: _Points, x_title: str, attempts: Sequence[AttemptFiles]) -> Chart:
-    """Return a chart; if there are several attempts, all curves of one share a colour and name."""
+    """Return a chart; if there are several attempts, all curves of one share a color and name."""
     several, shown = len(attempts) > 1, set()
     named = {f"{n}, attempt {a}" if several else n: curve for (n, a), curve in points.items()}
     chart = page.curves(title, named, x_title)

@@ -64,6 +64,6 @@ def call_of(options: AnsibleOptions, variables: Variables) -> Call:
 
 
 def _sources(inventory: Sequence[str]) -> list[str]:
-    """Return the options for an inventory; keep it as given if in the repository."""
+    """Return the ``-i`` options for an inventory, as they have to be typed in this folder."""
     shown = inventory if suggestions.is_here() else [suggestions.shown(one) for one in inventory]
     return [word for source in shown for word in ("-i", source)]

@@ -1,6 +1,6 @@
 """Times TensorFlow's own all-reduce over a gang, for the doctor: sums of 0.1 to 100 MB.
 
-Runs as any other script of a gang; what it finds are the metrics of its progress records.
+It runs like any other script of a gang. Its results are the metrics in its progress records.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 
 import tensorflow as tf
 
-#: How many millions of bytes are summed.
+#: Sizes of the sums, in millions of bytes.
 SIZES = (0.1, 1, 10, 100)
-#: Calls of each size, the sums in one call at most, and the seconds that it should take.
+#: Calls for each size, maximum number of sums in a call, and target duration of a call in seconds.
 CALLS, MOST, CALL_S = 3, 30, 0.5
-#: Seconds that one sum of the next size may be expected to take.
+#: Maximum expected duration of a sum of the next size, in seconds.
 LONGEST = 5.0
 
 
@@ -31,7 +31,7 @@ def main() -> None:
         return context.all_reduce(tf.distribute.ReduceOp.MEAN, own)
 
     def repeated(value: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-        """Take the mean again and again, as a training does with many steps in one call."""
+        """Compute the mean ``count`` times in one call, like a training with many steps."""
 
         def once(number: tf.Tensor, shared: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             own = strategy.experimental_local_results(strategy.run(mean, args=(shared,)))
@@ -50,7 +50,7 @@ def main() -> None:
             began = time.monotonic()
             means(value, tf.constant(count)).numpy()
             times.append((time.monotonic() - began) / count)
-        # The mean over all ranks: they decide alike what comes next.
+        # The mean over all ranks, so that all of them continue in the same way.
         seconds = float(means(tf.constant([statistics.median(times)]), tf.constant(1))[0])
         found[f"all_reduce_{megabytes}mb_ms"] = 1e3 * seconds
         if 10 * seconds > LONGEST:

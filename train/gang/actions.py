@@ -51,7 +51,7 @@ def _argument_spec(action: str) -> dict[str, dict[str, Any]]:
 class _Action(ActionBase):  # type: ignore[misc]
     """An action of the role, with checked options."""
 
-    #: The action's name: that of its file, and on a host that of the program that does its work.
+    #: The name of the action and of its file. On a host, it is also the name of the called program.
     name: ClassVar[str]
 
     def __init_subclass__(cls) -> None:
@@ -82,9 +82,9 @@ class _Action(ActionBase):  # type: ignore[misc]
 
     @abstractmethod
     def act(self, options: Args, task_vars: Args) -> Returned:
-        """Do the work with the checked options, which are null where they are not set.
+        """Do the work with the checked options, and return the task's result.
 
-        Return the task's result.
+        Options that are not set are None.
         """
 
 
@@ -117,7 +117,7 @@ class GangAction(_Action):
             return self.failure(error, options)
 
     def failure(self, error: Exception, options: Args) -> Returned:
-        """Return the result of a task that failed. Raise other errors than those of ``decide``."""
+        """Return the result of a failed task. Raise ``error`` if ``decide`` must not raise it."""
         if isinstance(error, (UserError, OSError, ValueError)):
             return {"failed": True, "msg": str(error)}
         raise error
@@ -131,7 +131,7 @@ class ObservingAction(GangAction):
     follows_job = True
 
     def failure(self, error: Exception, options: Args) -> Returned:
-        """Return a result with the way to follow the job again."""
+        """Return the result of a failed task, with the command that follows the job again."""
         known = isinstance(error, (UserError, OSError))
         ended = f"stopped following the job: {error if known else repr(error)}"
         message = f"{ended}; the job itself is not affected: {_attach_again(options)}"
@@ -150,7 +150,7 @@ def _attach_again(options: Args) -> str:
 class HostAction(_Action):
     """An action on a host: sends the programs of train/host and runs one of them, in one command.
 
-    Results from hosts are untrusted input, of which only harmless parts are passed on.
+    Results from hosts are untrusted input, so only their harmless parts are passed on.
     """
 
     _supports_check_mode = True
@@ -219,7 +219,7 @@ def _unreachable(failed: LoginFailure) -> Returned:
 
 
 def _with_commands(said: Any) -> Any:
-    """Return a host's message, or its list of warnings, with suggested commands filled in."""
+    """Return a host's message, or its list of warnings, with markers replaced by commands."""
     if isinstance(said, list):
         return [_with_commands(line) for line in said]
     return suggestions.filled(said) if isinstance(said, str) else said

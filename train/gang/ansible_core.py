@@ -1,8 +1,9 @@
 """The parts of ansible-core that this project uses although they are private.
 
-Each function says why no public part does the same. tests/integration/local/test_ansible_core.py
-runs them under the oldest and the newest supported ansible-core. Methods of action plugins that
-start with an underscore, such as ``_execute_module``, are what Ansible documents for plugins.
+Each function explains why no public part does the same.
+tests/integration/local/test_ansible_core.py runs them under the oldest and the newest supported
+ansible-core. Some methods of action plugins begin with an underscore but are documented by Ansible,
+such as ``_execute_module``.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def use_connection_plugins(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a value comes from."""
+    """The place where a value is set."""
 
     path: str  # empty if it does not come from a file
     line: int  # 0 if unknown, like the column
@@ -64,7 +65,7 @@ class Place:
 
 
 def place_of(value: object) -> Place | None:
-    """Return where a value comes from, or None if unknown.
+    """Return the place where a value is set, or None if unknown.
 
     Ansible names the place only in its own messages.
     """

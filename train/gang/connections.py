@@ -142,7 +142,7 @@ def run(action: Any, command: str, program: bytes | None = None) -> Returned:
 
     It runs as the user that tasks become, with ``program`` as standard input. A login may print
     other text before and after the JSON. Raise UnreachableError if the connection failed, OSError
-    if the command failed or printed anything else.
+    if the command failed or printed no JSON object.
     """
     mark = f"answer-{secrets.token_hex(8)}"
     become = action._connection.become is not None
@@ -208,7 +208,7 @@ def fetch(action: Any, source: str, destination: Path, limit: int) -> None:
 
 @contextlib.contextmanager
 def _no_file_above(size: int) -> Iterator[None]:
-    """Limit the size of files that this process and its children write: hosts may send more."""
+    """Limit the size of files that this process and its children write with data from hosts."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (max(size, _SMALL), before[1]))
     try:
@@ -388,7 +388,7 @@ class Play:
         )
 
     def _place(self, name: str, value: Any) -> str:
-        """Return where a variable is set, or an empty text if unknown."""
+        """Return the place where a variable is set, or an empty text if unknown."""
         extra = ansible_core.is_extra_variable(self._hostvars, name)
         return "-e" if extra else self._where(value)
 

@@ -1,9 +1,9 @@
 """Waits until a job's ports and GPUs are free on all machines, then leases them all at once.
 
 A waiting job holds nothing. It is queued on every machine (``host.leases``). Once no machine
-reports a blocker, all are asked at the same time. If one refuses, the others get their leases
-back. So jobs that wait for each other's machines cannot deadlock. Queues are ordered by the jobs'
-creation times.
+reports a blocker, all are asked at the same time. If one refuses, the leases on the others are
+released. Jobs that wait for each other's machines therefore cannot deadlock. Queues are ordered
+by the jobs' creation times.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Waiting:
         self._shown: dict[str, str] = {}
 
     def take(self, limit: float) -> None:
-        """Lease everything, after waiting at most ``limit`` seconds for other jobs.
+        """Lease all ports and GPUs, after waiting at most ``limit`` seconds for other jobs.
 
         ``stage`` then takes over the leases. Raise LeasingError if it takes too long or a host is
         unreachable, JobStoppedError if the job was stopped. In both cases, nothing is leased.
@@ -100,8 +100,9 @@ class Waiting:
             raise
 
     def _on_all_hosts(self, do: str, seconds: float = 0.0) -> dict[str, str]:
-        """Return and show the blockers at each host. Raise LeasingError if a host is unresponsive,
-        JobStoppedError if the job was stopped.
+        """Send a request to all hosts, and return and show the blockers at each.
+
+        Raise LeasingError if a host is unresponsive, JobStoppedError if the job was stopped.
         """
         began, answers, blockers = time.monotonic(), self._answers(do, seconds), {}
         known = [answer for answer in answers.values() if not isinstance(answer, Exception)]

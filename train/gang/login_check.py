@@ -1,5 +1,6 @@
-"""Logs in to a host before a task starts work there, so that a login that fails or hangs is
-reported quickly and clearly.
+"""Logs in to a host before a task starts work there.
+
+A login that fails or hangs is thus reported quickly and clearly.
 """
 
 from __future__ import annotations
@@ -100,8 +101,10 @@ def has_passphrase(key: Path) -> bool:
 
 @contextlib.contextmanager
 def _limited(limit: float, on_wait: Callable[[], None]) -> Iterator[threading.Event]:
-    """Call ``on_wait`` after a while. After ``limit`` seconds, end this process's children and set
-    the event.
+    """Limit the duration of a block, and yield an event that is set if it takes too long.
+
+    Call ``on_wait`` after a while. After ``limit`` seconds, end this process's children and set the
+    event.
     """
     ended, expired = threading.Event(), threading.Event()
 

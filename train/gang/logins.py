@@ -143,9 +143,7 @@ class Logins:
 
 @contextlib.contextmanager
 def _locked(path: Path, limit: float) -> Iterator[int | None]:
-    """Hold a lock and yield its file, or None if another process still holds it after ``limit``
-    seconds.
-    """
+    """Hold a lock and yield its file; None if another process still holds it after ``limit`` s."""
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         yield lock if _take(lock, time.monotonic() + limit) else None

@@ -42,7 +42,7 @@ class ReportError(ValueError):
 def bounded(value: Any, depth: int = MAX_DEPTH) -> Any:
     """Return a JSON value with clean texts, cut if it is too deep, too long or too large.
 
-    For values that are only shown, or returned to the host they came from.
+    Use it only for values that are shown, or returned to the host that they came from.
     """
     if isinstance(value, str):
         return plain_text.clean(value, MAX_TEXT)
@@ -94,7 +94,7 @@ def _is_path(value: Any) -> bool:
 
 
 def program(value: Any) -> str:
-    """Return a host's program: a path or a plain name."""
+    """Check the program in a host's report, which is a path or a plain name, and return it."""
     if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value):
         return value
     return str(path(value))
@@ -105,7 +105,7 @@ def _is_number(value: Any) -> bool:
 
 
 def real(value: Any) -> float:
-    """Return a number, such as a time, size or rate."""
+    """Check a number, such as a time, size or rate, and return it."""
     if not (_is_number(value) and 0 <= value <= 1e12):
         raise ReportError("is not a number from 0 to 1e+12")
     return float(value)
@@ -279,9 +279,9 @@ load = record(Facts, {"t"}, nice=integer(-20, 19), gpus=items(record(GpuLoad), M
 #: A rank as ``host.ranks.identify`` returns it.
 rank = record(records.RankInfo)
 _LISTED = record(records.ListedJob)
-#: The report of ``check_host`` about its host.
+#: The report of ``host_check`` about its host.
 facts = record(host_facts.HostFacts)
-#: The report of ``describe_environment``.
+#: The report of ``environment_info``.
 described = fields(
     {"environment": record(host_facts.TensorFlowEnvironment)}, nullable=("environment",)
 )
@@ -300,7 +300,7 @@ _STOP_REPORT = record(records.StopReport)
 _STOPPED = fields(
     {"stop_report": _STOP_REPORT, "more": items(_STOP_REPORT, MAX_RANKS)}, others=("more",)
 )
-#: The report of ``remove_jobs``.
+#: The report of ``job_remove``.
 cleaned = fields({"removed": items(fields({"job": job, "size": integer()})), "kept": items(text())})
 #: A host's report on its connections to other ranks; see ``host.probe.check``.
 probed = record(records.Probed)

@@ -1,5 +1,4 @@
-"""Restarts a job after a failed attempt: waits for the next attempt, and decides how to proceed if
-it cannot start.
+"""Waits for a job's next attempt, and decides how to proceed if it cannot start.
 
 ``watch.causes`` decides whether there is another attempt at all. Each function returns ``then``,
 the role's next task file.
@@ -43,8 +42,9 @@ Ask = Callable[[str], str]
 
 
 class AwaitedHosts:
-    """Asks hosts repeatedly, each in its own thread, whether they answer and whether the job was
-    stopped there.
+    """Asks hosts repeatedly whether they answer and whether the job was stopped there.
+
+    Each host is asked in a separate thread.
     """
 
     def __init__(self, names: Sequence[str], ask: Ask) -> None:
@@ -67,7 +67,7 @@ class AwaitedHosts:
 
     @property
     def stopped(self) -> str:
-        """How the job was stopped on a host, as text to follow its name, or an empty text."""
+        """A text about the stop of the job on a host, to follow its name; empty if not stopped."""
         seen = list(self._seen.values())
         return next((how for how in seen if how and not isinstance(how, Exception)), "")
 
@@ -78,7 +78,7 @@ class AwaitedHosts:
 
     @property
     def unreachable(self) -> dict[str, str]:
-        """Why hosts cannot be reached, by host name."""
+        """The reasons why hosts cannot be reached, by host name."""
         seen = list(self._seen.items())
         return {host: str(why) for host, why in seen if isinstance(why, UnreachableError)}
 

@@ -1,5 +1,7 @@
-"""Suggests commands that can be pasted: quoted, called as this program was, and with its inventory
-and connection options. train/host/suggested.py lists them.
+"""Suggests commands that users can paste; train/host/suggested.py lists them.
+
+A command is quoted, calls the program in the way in which it was called, and has the same inventory
+and connection options.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ _SSH = ("ssh", "paramiko", "paramiko_ssh", "smart")
 
 @dataclass(frozen=True)
 class Call:
-    """How this program was called, as far as suggested commands depend on it.
+    """The call of this program, as far as suggested commands depend on it.
 
     Attributes:
         train: command that runs the command line, such as ``.venv/bin/python -m train``.
@@ -79,7 +81,10 @@ def command(name: str, call: Call | None = None, **fields: str) -> str:
     Args:
         name: a key of ``SUGGESTIONS`` whose program is not HOST.
         call: how this program was called. Defaults to ``current()``.
-        fields: the values of its fields. ValueError is raised for a value of the wrong kind.
+        fields: the values of its fields.
+
+        Raises:
+            ValueError: a field has a value that does not match its pattern.
     """
     suggested.check(name, fields)
     call = call or current()
@@ -184,7 +189,7 @@ def filled(
 
 
 def current() -> Call:
-    """Return how this program was called."""
+    """Return the call of this program."""
     if _noted:
         return _noted[-1]
     if _passed_on:
@@ -199,7 +204,7 @@ _noted: list[Call] = []
 
 
 def note(call: Call) -> None:
-    """Set how this program was called."""
+    """Set the call of this program."""
     _noted[:] = [call]
 
 
@@ -322,9 +327,7 @@ def train_program() -> str:
 
 
 def program(name: str) -> str:
-    """Return the quoted command for a program of this environment: its name if PATH finds it, or
-    else its path.
-    """
+    """Return the quoted name of a program of this environment, or its path if PATH lacks it."""
     folder, found = Path(sys.executable).parent, shutil.which(name)
     if found and Path(found).parent.resolve() == folder.resolve():
         return name

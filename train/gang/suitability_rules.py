@@ -1,5 +1,6 @@
-"""Judges from a host's facts whether TensorFlow can be installed and used there. Each fault has a
-remedy. ``setup.yml``, the doctor and the start of a job use these functions.
+"""Judges from a host's facts whether TensorFlow can be installed and used there.
+
+Each fault has a remedy. ``setup.yml``, the doctor and the start of a job use these functions.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _SUGGESTED = "3.12"
 
 
 class HostFault(NamedTuple):
-    """Why a host cannot be used for TensorFlow, with a remedy."""
+    """The reason why a host cannot be used for TensorFlow, with a remedy."""
 
     kind: str
     sentence: str  # the same for all hosts with this fault
@@ -283,7 +284,7 @@ def _family(facts: Suitability) -> str:
 
 
 def python_remedy(facts: Suitability, needed: Needs) -> str:
-    """Return how to get a suitable Python for a host."""
+    """Return instructions to get a suitable Python for a host."""
     if facts["others"]:
         other = facts["others"][0]
         return (
@@ -309,7 +310,7 @@ def _version(oldest: str, newest: str) -> str:
 
 
 def _remedy_without_package(facts: Suitability, version: str) -> str:
-    """Return how to install a Python that the host's distribution does not have."""
+    """Return instructions to install a Python that the host's distribution does not have."""
     commands = f"{_INSTALL_UV} && {_INSTALL_PYTHON.format(version=version)}"
     remedy = (
         f"install Python {version} in the user's home directory and set tensorflow_python to "

@@ -73,7 +73,7 @@ def _state_of(rank_dir: str) -> CallResult:
 def stop(params: Params) -> CallResult:
     """End every process of a rank (SIGTERM, grace period, SIGKILL) and return a ``stop_report``.
 
-    See ranks.stop. Raise CallError if anything of the rank is left. ``more`` has the reports of
+    See ranks.stop. Raise CallError if any part of the rank is left. ``more`` has the reports of
     further ranks that the inventory host answers for.
 
     Args:
@@ -115,7 +115,7 @@ def stop(params: Params) -> CallResult:
 
 
 def stop_request(params: Params) -> CallResult:
-    """Return how a job was permanently stopped on this host.
+    """Return the request that has permanently stopped a job on this host.
 
     ``stopped`` is text to follow the job's name, or empty if the job was not stopped.
 
@@ -194,8 +194,8 @@ def _problem(task: str, report: records.StopReport) -> str:
     return ""
 
 
-#: Modules of this package and their functions, by action on a host; calls that actions for a gang
-#: make are among them. Only the module of the call is imported, because the host has to compile it.
+#: The module and function of each action on a host, and of each call that an action for a gang
+#: makes. Only the module of the call is imported, because the host has to compile it.
 CALLS = {
     "environment_info": "environments.describe",
     "host_check": "preflight.check",

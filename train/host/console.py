@@ -53,7 +53,7 @@ _GOOD_ETA = 10
 
 
 def is_of_framework(line: str, errors: bool = True) -> bool:
-    """Return whether TensorFlow's C++ code logged a line; with ``errors``, also if as an error."""
+    """Return whether TensorFlow's C++ code logged a line; errors count only with ``errors``."""
     match = _FRAMEWORK.match(line)
     return match is not None and (errors or not {"E", "F"} & set(match.groups()))
 
@@ -225,7 +225,7 @@ class ConsoleParser:
     def _within_epoch(self, record: Progress, shown: Dict[str, float]) -> Dict[str, float]:
         """Add the values during an epoch to a record, as far as their scales are known.
 
-        Return all values if they are true as they are, or else none.
+        Return all values if they need no scaling, or else an empty dictionary.
         """
         scales = self._scales.get(record["phase"], {})
         if all(scales.get(name) == 1 for name in shown):
@@ -312,7 +312,7 @@ def _fields(rest: str) -> Tuple[Dict[str, float], Optional[float]]:
 
 
 def _error(printed: float) -> float:
-    """Return by how much a number may differ from its printed value."""
+    """Return the maximum rounding error of a printed number."""
     if abs(printed) > 1e-3 or not printed:
         return 0.5e-4
     return 0.5e-4 * 10.0 ** math.floor(math.log10(abs(printed)))
@@ -325,7 +325,7 @@ def _agree(shown: float, final: float, scale: int) -> bool:
 
 
 def _scale(shown: float, final: float) -> Optional[int]:
-    """Return the integer by which ``final`` has to be multiplied, None unless it is unique."""
+    """Return the integer factor from ``final`` to ``shown``; None if there is no unique one."""
     if not final:
         return None
     scale = round(shown / final)

@@ -67,7 +67,7 @@ def _kills(path: str) -> int:
 
 
 def memory_kills(mounted: str = "/sys/fs/cgroup") -> Tuple[int, int]:
-    """Return how often the kernel killed for memory: in this control group, on the machine."""
+    """Return how often the kernel killed for lack of memory: in this control group, and in all."""
     trees = list(control_groups(read_text("/proc/self/cgroup"), "memory", mounted))
     group = 0
     for name in ("memory.events", "memory.oom_control"):  # cgroup versions 2 and 1
@@ -94,7 +94,10 @@ def _signal_name(number: int) -> str:
 
 
 def _out_of_memory(error: List[str], held: str) -> str:
-    """Return which memory ran out, ``held`` for main memory; an empty text for other errors."""
+    """Return a text about the memory that ran out; empty for other errors.
+
+    For main memory, the text is ``held``.
+    """
     if _MEMORY.search(error[0]):
         return held
     if _EXHAUSTED.search(error[0]):

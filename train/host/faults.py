@@ -102,7 +102,7 @@ def _nft(nft: str, port: int, seconds: float) -> _Commands:
 
 
 def _iptables(port: int, seconds: float) -> _Commands:
-    """Return the same for iptables, and for ip6tables if the host has IPv6."""
+    """Return commands of iptables, and of ip6tables if the host has IPv6, for the same fault."""
     names = ["iptables", *(["ip6tables"] if os.path.exists("/proc/net/if_inet6") else [])]
     stop = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(math.ceil(time.time() + seconds)))
     begin, end = [], []

@@ -155,7 +155,7 @@ def ask(*options: str, limit: float = LIMIT_S) -> List[str]:
     if program is None:
         return []
     try:
-        # Not subprocess.run, which would wait for a process that hangs in the driver.
+        # subprocess.run would wait for a process that hangs in the driver.
         process = subprocess.Popen(
             [program, *options],
             stdin=subprocess.DEVNULL,

@@ -14,7 +14,7 @@ class Gpu(TypedDict):
 
 
 class BusyGpu(TypedDict):
-    """Why a GPU is not available, the remedy, and whether the job waits for it."""
+    """The reason why a GPU is not available, the remedy, and whether the job waits for it."""
 
     why: str
     remedy: str
@@ -52,7 +52,7 @@ class HostFacts(TypedDict):
 
 
 class OtherPython(TypedDict):
-    """An interpreter that TensorFlow's wheels are made for."""
+    """An interpreter of a version for which TensorFlow has wheels."""
 
     path: str
     version: str
@@ -80,10 +80,10 @@ class Suitability(TypedDict):
     has_venv: bool
     glibc: str  # such as ``glibc 2.31``
     python_error: str  # why it could not be run
-    others: List[OtherPython]  # suitable interpreters, if it is not
+    others: List[OtherPython]  # suitable interpreters, if that one is unsuitable
     root: str  # the folder for environments
     parent: str  # the nearest existing folder
-    obstacle: str  # an obstacle: a file, or a dangling link
+    obstacle: str  # a file or a dangling link below it that prevents the folder
     write_error: str
     is_noexec: bool
     mount_point: str

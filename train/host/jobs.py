@@ -35,7 +35,11 @@ _POSITION = ("phase", "step", "steps", "epoch", "epochs")
 def list_jobs(
     root: str, job: Optional[str] = None, lines: Optional[int] = None, sizes: bool = True
 ) -> List[records.ListedJob]:
-    """Return the jobs under ``root``, or one of them, with positions of the last log ``lines``."""
+    """Return the jobs under ``root``, or only ``job``.
+
+    Each rank has the offset of the last ``lines`` lines of its log. Without ``sizes``, the sizes of
+    the jobs' folders are not measured.
+    """
     marked = processes.marked(rank_environment.ENV_RANK_DIR)  # of this user
     living = Counter(os.path.realpath(rank_dir) for _, rank_dir in marked)
     jobs_dir = os.path.join(root, "jobs")
@@ -177,7 +181,7 @@ def size_of(folder: str) -> int:
 
 
 def why_kept(rank: records.ListedRank) -> str:
-    """Return why a job with this rank of ``list_jobs`` must not be removed; empty if it may be."""
+    """Return the reason to keep the job of a rank of ``list_jobs``; empty if it may be removed."""
     if rank["phase"] in records.ALIVE_PHASES:
         return "%s is %s" % (rank["task"], rank["phase"])
     if rank["processes"]:

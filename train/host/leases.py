@@ -200,7 +200,7 @@ def _check_owner(status: os.stat_result) -> None:
 
 
 def _change(folder: str, change: Callable[[int], _Published]) -> _Published:
-    """Call ``change`` with the folder locked and return its result; LeaseError if that fails."""
+    """Return the result of ``change`` in the locked folder. Raise LeaseError if that fails."""
     problem = OSError()
     for pause in _PAUSES:
         time.sleep(pause)
@@ -373,7 +373,7 @@ def _network() -> str:
 
 
 def _concerns(entry: Entry, resource: str) -> bool:
-    """Return whether a resource is visible here: a port belongs to a network namespace."""
+    """Return whether an entry's resource exists here: a port belongs to a network namespace."""
     return entry["net"] == _network() or not resource.startswith("port/")
 
 
@@ -392,7 +392,7 @@ def _is_of(entry: Entry, holder: Holder) -> bool:
 
 
 def _yields(entry: Entry, holder: Holder) -> bool:
-    """Return whether a lease can be taken over: same job, and an earlier attempt or not started."""
+    """Return whether a lease of the same job is from an earlier attempt or has not started."""
     started = entry["state"] == STARTED
     return _is_of(entry, holder) and (entry["attempt"], started) < (holder.attempt, True)
 

@@ -37,7 +37,7 @@ def sample(supervisor_pid: int, written: int) -> Sample:
 
 
 class Life:
-    """Computes from samples since when a script has been inactive."""
+    """Computes from samples for how long a script has been inactive."""
 
     def __init__(self, now: float) -> None:
         self._seen_at = self._sampled_at = now

@@ -1,4 +1,4 @@
-"""Measures the paths between this host and others, in disjoint pairs of all hosts at a time.
+"""Measures the network paths between this host and others, in rounds of disjoint pairs.
 
 Every host has the same schedule of rounds, in each of which it has one peer or none. Both hosts
 connect to each other's port, so that each direction is tested, and measured on the connection to
@@ -123,7 +123,7 @@ class _Host:
         link, outgoing = self._call(peer)
         first = time.monotonic() < self._began + START_S
         silent = START_S if first and outgoing is None else SILENT_S
-        # The peer may be another program, which sends anything.
+        # The peer may be another program that sends arbitrary data.
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             if self.name < peer:
                 used = outgoing or self._wait(peer, silent)
@@ -264,7 +264,7 @@ def _send(connection: socket.socket, seconds: float) -> None:
 
 
 def _got(connection: socket.socket) -> float:
-    """Return the Mbit/s that the peer has counted; ValueError if it is not a rate."""
+    """Return the Mbit/s that the peer has counted. Raise ValueError if it is not a rate."""
     rate = _read_line(connection)["got"]
     if not isinstance(rate, (int, float)) or not 0 <= rate < 1e9:
         raise ValueError("no rate")

@@ -14,7 +14,7 @@ from .progress_records import Progress
 _TRAINING = "training"
 _END_OF_EPOCH = "training, end of an epoch"
 _FRAME = re.compile(r'^  File "([^"]+)", line ([0-9]+) in (.+)$')
-#: Files of TensorFlow and Keras, where a rank is that waits for the others.
+#: Files of TensorFlow and Keras, in which a rank waits for the others.
 _FRAMEWORK = re.compile(r"/(?:tensorflow|tf_keras|keras)/")
 _INSTALLED = re.compile(r"/(?:site-packages|dist-packages|lib/python3[^/]*)/")
 
@@ -123,20 +123,20 @@ def _place(record: Progress) -> Optional[Tuple[int, int]]:
 
 
 def crashed_in(log: str) -> str:
-    """Return where the thread was that received a fatal signal, in the format of ``stuck_in``.
+    """Return the place of the thread that received a fatal signal, in the format of ``stuck_in``.
 
-    Empty if faulthandler has written nothing.
+    The text is empty if faulthandler has written nothing.
     """
     stack = log.rpartition(log_shapes.FATAL)[2].rpartition("\n" + log_shapes.CURRENT_THREAD)[2]
     return stuck_in(stack.partition("\n\n")[0])[0]
 
 
 def stuck_in(stacks: str) -> Tuple[str, bool]:
-    """Return where the main thread was, from faulthandler's output.
+    """Return the place of the main thread, from faulthandler's output.
 
     The place is in the user's own code if possible: ``main.py, line 12 in load``, or empty if
-    nothing could be read. Also return whether the thread was inside TensorFlow, as that of a rank
-    that waits for another one is.
+    nothing could be read. Also return whether the thread was inside TensorFlow, which is the case
+    in a rank that waits for another one.
     """
     last = stacks.rpartition("(most recent call first)")[2]
     frames = [found.groups() for found in map(_FRAME.match, last.splitlines()) if found]

@@ -40,7 +40,7 @@ INSTALL = f"run `{suggest('setup', tags='tensorflow')}` to install TensorFlow"
 
 
 def check_job(root: str, job: str, attempt: int) -> List[str]:
-    """Return why ``job`` cannot be started under ``root``."""
+    """Return the reasons why ``job`` cannot be started under ``root``."""
     job_dir = os.path.join(root, "jobs", job)
     if not job or attempt > 1 or not os.path.isdir(job_dir):
         return []
@@ -55,7 +55,7 @@ def check_job(root: str, job: str, attempt: int) -> List[str]:
 
 
 def check_port(port: int, job: str, held: List[leases.Entry], wait: float) -> List[str]:
-    """Return why a job cannot bind ``port``; with ``wait``, it can wait for other jobs."""
+    """Return the reasons why a job cannot bind ``port``; with ``wait``, other jobs are none."""
     choose = "choose another train_job_port"
     for lease in held:
         if lease["resource"] == f"port/{port}":
@@ -92,7 +92,7 @@ def lacks_tensorflow(python: str) -> bool:
     """Return whether an interpreter finds no TensorFlow, in any kind of environment."""
     look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('tensorflow') is None)"
     try:
-        # Not in a folder that may contain a file with that name.
+        # In /, because the current folder may contain a file named tensorflow.py.
         done = processes.run([python, "-c", look], cwd="/", timeout=IMPORT_CHECK_S)
     except (OSError, subprocess.TimeoutExpired):
         return False

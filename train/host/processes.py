@@ -62,9 +62,9 @@ def read_text(*parts: str) -> str:
 def control_groups(
     listed: str, controller: str, mounted: str = "/sys/fs/cgroup"
 ) -> Iterator[List[str]]:
-    """Yield the folders of a process' control group and its parents, for each possible tree.
+    """Yield the folders of a process's control group and its parents, for each possible tree.
 
-    ``listed`` is the contents of the process' ``cgroup`` file. In a container, the path in it may
+    ``listed`` is the contents of the process's ``cgroup`` file. In a container, the path in it may
     be the host's, and the container's own group the root.
     """
     for line in listed.splitlines():
@@ -94,7 +94,7 @@ def command(pid: int) -> str:
 def stat(thread: object) -> List[str]:
     """Return the fields after the name in ``stat`` of a process or thread (a path in /proc).
 
-    Empty if it has ended; OSError if that is unknown.
+    The list is empty if it has ended. Raise OSError if that is unknown.
     """
     try:
         with open("%s/%s/stat" % (PROC, thread), errors="replace") as stream:
@@ -104,7 +104,7 @@ def stat(thread: object) -> List[str]:
 
 
 def start_time(pid: int) -> Optional[int]:
-    """Return when process ``pid`` began, in clock ticks since the boot; None if it has ended."""
+    """Return the start of process ``pid`` in clock ticks since the boot; None if it has ended."""
     fields = stat(pid)
     return None if not fields or fields[0] in "ZX" else int(fields[19])
 
@@ -242,11 +242,11 @@ def end_descendants() -> List[int]:
 
 
 def _kill(pid: int) -> None:
-    """Kill a process of a rank and its process group, which has no other members."""
+    """Kill a process of a rank, and its process group if it is in another session."""
     with contextlib.suppress(OSError):
         group = os.getpgid(pid)
         if os.getsid(pid) != os.getsid(0):
-            # All at once, so that none of them can fork meanwhile.
+            # The whole group at once, so that none of its processes can fork meanwhile.
             send(group, signal.SIGKILL, group=True)
     send(pid, signal.SIGKILL)
 
@@ -295,7 +295,10 @@ def is_listening(port: int) -> bool:
 
 
 def listener(port: int) -> str:
-    """Return the listener on TCP ``port``: ``pid 12 (python3 x.py)``; only root sees others'."""
+    """Return the process that listens on TCP ``port``, such as ``pid 12 (python3 x.py)``.
+
+    Only root can see processes of other users.
+    """
     wanted = {"socket:[%s]" % inode for inode in _listening().get(port, set())}
     for pid in pids():
         if any(path in wanted for path in opened(pid)):

@@ -87,7 +87,7 @@ _PROGRESS_FIELDS = {
 
 
 def check_progress(value: Any) -> Progress:
-    """Return the known fields of a progress record; ValueError if it is invalid."""
+    """Return the known fields of a progress record. Raise ValueError if it is invalid."""
     if not isinstance(value, dict):
         raise ValueError("it is not a JSON object")
     found = Progress()
@@ -168,7 +168,7 @@ class ProgressWriter:
         return bool(self.path) and (phase != self._phase or is_late)
 
     def write(self, phase: str, force: bool = False, **fields: Any) -> None:
-        """Append one record; TypeError if it cannot be converted to JSON."""
+        """Append one record. Raise TypeError if it cannot be converted to JSON."""
         if not self.path or not (force or self.due(phase)):
             return
         self._last, self._phase = time.monotonic(), phase

@@ -166,7 +166,7 @@ def put_back(rank_dir: str, attempt: int) -> None:
 
 
 def _write_at_last(path: str, *arguments: Any) -> None:
-    """Write as json_files.write_json; on a full disk, use the space reserved for the rank."""
+    """Write a file like json_files.write_json; on a full disk, use the rank's reserved space."""
     try:
         json_files.write_json(path, *arguments)
     except OSError:

@@ -114,7 +114,7 @@ class RankState(TypedDict, total=False):
 
 
 class StopReport(TypedDict):
-    """How a rank was ended."""
+    """The report about the end of a rank."""
 
     was: str  # its phase before
     phase: str
@@ -136,7 +136,7 @@ class _Position(TypedDict):
 
 
 class Cursor(_Position, total=False):
-    """How much has been fetched from a rank: its phase, and the number of bytes of each file."""
+    """The fetched data of a rank: its phase, and the number of bytes of each file."""
 
     answer: int  # maximum bytes of all files in the next answer
 

@@ -113,7 +113,7 @@ def check_texts(spec: records.RankSpec) -> None:
 
 
 def claim(job_dir: str, manifest: Mapping[str, Any]) -> None:
-    """Claim an attempt for this control node; CallError if another one was faster."""
+    """Claim an attempt for this control node. Raise CallError if another one was faster."""
     attempt, mark = manifest["attempt"], manifest["attempts"][-1]["claim"]
     attach = suggest("attach", job=manifest["job"])
     overtaken = "another control node already started attempt %d of job %s: follow it with `%s`"
@@ -262,8 +262,10 @@ def earlier_environment(job_dir: str, spec: records.RankSpec) -> Dict[str, str]:
 
 
 def check_environment(environment: Mapping[str, str], manifest: Mapping[str, Any]) -> None:
-    """Refuse (CallError) to start a script without variables that it was started with: this host
-    has no earlier attempt, and the control node that attached does not know them.
+    """Refuse to start a script without environment variables that it had in earlier attempts.
+
+    Raise CallError if this host has no earlier attempt, and the control node that attached does not
+    know the variables.
     """
     differs = manifest.get("environment_differs") or ()
     names = {*(manifest.get("environment_names") or ())} - {*differs, *environment}

@@ -284,6 +284,6 @@ def mount_of(path: str) -> Tuple[str, str]:
         fields = line.split()
         mounted = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m.group(1), 8)), fields[4])
         inside = path == mounted or path.startswith(mounted.rstrip("/") + "/")
-        if inside and len(mounted) >= len(point):  # the later of two is visible
+        if inside and len(mounted) >= len(point):  # the later of two mounts is visible
             point, options = mounted, fields[5]
     return point, options

@@ -417,7 +417,7 @@ class Supervisor:
         return min(self._pace.finished_for(now), now - self._printed_at)
 
     def _note_lingering(self, pid: int, now: float) -> None:
-        """Store what still runs in a script that has made its last step and does not exit."""
+        """Store the threads and children of a script that does not exit after its last step."""
         seconds = self._finished_for(now)
         is_lingering = seconds > max(_LINGERING, self.spec["hang_min_seconds"])
         if is_lingering == ("lingering" in self.state):
@@ -452,7 +452,7 @@ class Supervisor:
             return
         parsed = self._console.feed(self._log.read())
         if parsed:
-            # The last record of each phase and epoch is enough, with values and without.
+            # Of each phase and epoch, the last records with and without values are enough.
             groups = itertools.groupby(
                 parsed,
                 lambda r: (r.get("phase"), r.get("epoch"), "loss" in r or "metrics" in r),

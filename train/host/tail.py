@@ -27,7 +27,7 @@ def size(path: str) -> Optional[int]:
 
 
 def open_file(path: str) -> int:
-    """Return a descriptor of a regular file; OSError if it is not one."""
+    """Return a descriptor of a regular file. Raise OSError if it is not a regular file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

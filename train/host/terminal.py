@@ -78,7 +78,7 @@ def lines_of(log: bytes) -> List[str]:
 
 
 def _last_state(line: bytes) -> Optional[bytes]:
-    """Return what a terminal shows of an overwritten line; None if it only moves the cursor."""
+    """Return the visible part of an overwritten line; None if it only moves the cursor."""
     states = [state for state in _OVER.split(line) if state.strip()]
     if states:
         return states[-1]

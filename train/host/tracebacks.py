@@ -189,7 +189,7 @@ def ending(lines: Sequence[str], code: int) -> Optional[Ending]:
     if block is None:
         block = log.bare_exception() or log.decisive(others)
     elif log.is_consequence(block):
-        # It has lost a part of itself, which has printed the reason.
+        # The script has lost one of its threads or processes, which has printed the reason.
         part = log.decisive([other for other in others if other.at < block.at])
         block = block if part is None or log.is_consequence(part) else part
     return log.ending_of(block) if block is not None else log.ending_without_exception()

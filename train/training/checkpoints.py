@@ -1,7 +1,8 @@
 """Checkpoints: written in parallel with the training, atomically, and verified when read.
 
 A checkpoint is a file ``ckpt-<step>.npz`` that ``numpy.load`` can open; docs/formats.md describes
-its arrays. The chief writes it, and a rank that keeps a copy writes the same bytes. No TensorFlow.
+its arrays. The chief writes it, and a rank that keeps a copy writes the same bytes. This module
+does not import TensorFlow.
 """
 
 from __future__ import annotations
@@ -226,7 +227,7 @@ class Writer:
             os.fsync(descriptor)  # so that the new name survives a power failure
         finally:
             os.close(descriptor)
-        # Higher steps are from an attempt that this one did not know of.
+        # Checkpoints of higher steps are from an attempt whose state this one could not see.
         paths = [path for path in found(self._folder) if self._run_of(path) == self._run]
         newer = [path for path in paths if step_of(path) > step]
         for path in [*newer, *paths[len(newer) + self._kept :]]:

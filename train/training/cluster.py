@@ -17,11 +17,11 @@ EVALUATOR = "evaluator"
 
 
 class ConfigError(ValueError):
-    """An option or the environment is wrong: one line for the user, before anything starts."""
+    """An option or the environment is invalid; the message is one line for the user."""
 
 
 class TrainingError(RuntimeError):
-    """The run has failed, for a reason in one line."""
+    """The run has failed; the message is the reason, in one line."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Cluster:
 
     @property
     def jobs(self) -> dict[str, int]:
-        """Number of tasks of each type that trains together with the others."""
+        """The number of tasks by type, for the types that train together."""
         if not self.addresses:
             return {self.task_type: 1}
         kinds = ["chief"] if self.has_servers else JOBS[:2]

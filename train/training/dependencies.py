@@ -17,7 +17,10 @@ import tensorflow as tf
 
 @contextmanager
 def after(values: Any) -> Iterator[None]:
-    """Make operations created within wait for all tensors in ``values``, of any replica."""
+    """Make operations created in this context wait for all tensors in ``values``.
+
+    The tensors may be of any replica.
+    """
     with tf.control_dependencies(tf.nest.flatten(values, expand_composites=True)):
         yield
 

@@ -1,6 +1,6 @@
 """The exchange of gradients: every replica gets the sum of all replicas' values.
 
-Whatever the way, all replicas get the same bits, so that their weights stay equal.
+All replicas get the same bits in every case, so that their weights stay equal.
 
 Between workers, gradients of a large network travel in packs, the last layers first, each as soon
 as the backward pass has computed it. Those of a small one travel together after it: there is

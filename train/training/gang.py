@@ -1,4 +1,4 @@
-"""Joint operations of a gang's ranks: share one state, verify one result; and peer errors."""
+"""Joint operations of a gang's ranks, such as sharing a state, and errors about lost ranks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def named_peer_errors(cluster: Cluster) -> Iterator[None]:
 
 
 def _server_error(message: str) -> tuple[str, str]:
-    """Return which server is lost according to TensorFlow's message, and why."""
+    """Return the server that is lost according to TensorFlow's message, and the reason."""
     found = re.search(r"remote target /job:(\w+)/replica:[0-9]+/task:([0-9]+)", message)
     cause = re.search(r'grpc_message:"\s*([^"\\]+)', message)
     name = "-".join(found.groups()) if found else "a server"
@@ -90,8 +90,9 @@ class Collective:
         self.part()
 
     def part(self) -> None:
-        """Wait for the other ranks before this one exits, because the first to exit may be gone
-        before the others have received all of the last exchange. Errors no longer matter.
+        """Wait for the other ranks before this one exits, and ignore errors.
+
+        Otherwise, a rank might be gone before the others have received all of the last exchange.
         """
         with suppress(*PEER_ERRORS):
             self.barrier()

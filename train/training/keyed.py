@@ -57,7 +57,8 @@ def _halves(numbers: Any) -> tuple[Any, Any]:
 def sample_keys(seed: int, step: Any, indices: Any) -> Any:
     """Return the keys, uint32 [n, 2], of the examples at ``indices`` [n] in a step.
 
-    In a data set of up to 2**32 examples, no two share a number. ``seed`` has up to 64 bits.
+    In a data set of up to 2**32 examples, no number occurs twice in a column of a step's keys.
+    ``seed`` has up to 64 bits.
     """
     step, indices = tf.cast(step, tf.int64), tf.cast(indices, tf.int64)
     words = [word(seed), word(seed >> 32), *_halves(step), *_halves(indices)]

@@ -1,6 +1,6 @@
 """The training loop: from the first step, or a checkpoint, to the model.
 
-It writes progress records for the launcher, events for TensorBoard, and lines for the reader.
+It writes progress records for the launcher, events for TensorBoard, and lines for the log.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Position:
 
 
 def _rhythm_of_checkpoints(settings: Settings) -> dict[str, Any]:
-    """Return when checkpoints are due, for a progress record; empty if only at the end."""
+    """Return for a progress record how often checkpoints are due; empty if only at the end."""
     rhythms = []
     if settings.checkpoint_every:
         rhythms.append(f"{settings.checkpoint_every} steps")
@@ -84,7 +84,7 @@ def _rhythm_of_checkpoints(settings: Settings) -> dict[str, Any]:
 
 
 class Loop:
-    """One training of a rank; all ranks do the same.
+    """A rank's part of a training, which is the same in all ranks.
 
     Creating it waits for all ranks, opens the data, builds the network and reads the newest
     checkpoint, and raises the errors of each. ``run`` then trains.

@@ -1,4 +1,4 @@
-"""The optimizer of the options or the user's file, and the schedule of its learning rate."""
+"""The optimizer from the options or the user's file, and the schedule of its learning rate."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Schedule(tf.keras.optimizers.schedules.LearningRateSchedule):  # type: ign
 
 
 def make_optimizer(task: Task, model: Any) -> tuple[Any, Schedule]:
-    """Return the optimizer of the options or the user's file, built for a model, and its rate."""
+    """Return the optimizer from the options or the user's file, built for a model, and its rate."""
     settings = task.settings
     rate = Schedule(settings, settings.epochs * task.steps_per_epoch)
     path = user_module.which("build_optimizer", settings.model, settings.data)

@@ -16,8 +16,8 @@ from . import keyed
 from .data import Split
 from .data.arrays import scaled
 
-#: Number of cipher rounds for the permutation. With TensorFlow's default of four, neighbours of an
-#: epoch are neighbours again in other epochs.
+#: Number of cipher rounds for the permutation. With TensorFlow's default of four, neighbors in an
+#: epoch are neighbors again in other epochs.
 _ROUNDS = 16
 CROP_FLIP_STREAM = 0
 

@@ -31,7 +31,10 @@ EVALUATED = 250
 
 
 class ParameterServers:
-    """The parts of such a training. Creating it waits for all servers, or raises an error."""
+    """The parts of a training with parameter servers. Creating it waits for all servers.
+
+    Raise TrainingError if a server does not respond in time.
+    """
 
     shares = 1  # a worker makes steps with whole global batches
 

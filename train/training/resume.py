@@ -45,11 +45,11 @@ class _Offer(TypedDict):
 
 @dataclass(frozen=True)
 class _Candidate:
-    """The newest checkpoint of a rank that is not passed over, and the decision on it."""
+    """A rank's newest checkpoint, without those that are passed over, and the decision on it."""
 
     decision: Decision = Decision.START_OVER
     checkpoint: Checkpoint | None = None
-    #: Why it is refused.
+    #: The reason for a refusal.
     refusal: str = ""
 
 
@@ -144,7 +144,7 @@ class Search:
         warn(f"ignoring {path}: {reason}")
 
     def _choose(self, whole: bool) -> tuple[_Candidate, list[_Offer], int, dict[str, Any]]:
-        """Return this rank's candidate, all offers, the index of the best, and its rank's message.
+        """Return this rank's candidate, all offers, the index of the best, and that rank's message.
 
         The message is ``run``, ``position`` and ``final``, or ``error``, or ``damaged``.
         """
@@ -170,7 +170,7 @@ class Search:
         return candidate, rows, source, json.loads(self.gang.from_rank(json.dumps(taken), source))
 
     def _take(self, candidate: _Candidate) -> dict[str, Any]:
-        """Restore the checkpoint that this rank offered; return what it sends to the others."""
+        """Restore the checkpoint that this rank offered; return its message to the others."""
         if candidate.decision is Decision.REFUSE:
             raise ConfigError(candidate.refusal)
         found = candidate.checkpoint
@@ -184,7 +184,7 @@ class Search:
         return {"run": asdict(found.run), "position": found.position, "final": found.final}
 
     def _start(self, fresh_start_at: int) -> dict[str, Any]:
-        """Return what the chief sends if no rank has a checkpoint.
+        """Return the chief's message to the others if no rank has a checkpoint.
 
         ``fresh_start_at`` is the latest of all ranks.
         """
@@ -201,7 +201,7 @@ class Search:
         return {"run": {"job": self.launch.job, "fresh_start_at": begun}, "position": None}
 
     def _is_shared(self, token: str, copies: bool) -> bool:
-        """Return whether this rank is to keep a copy, but its folder is the chief's."""
+        """Return whether this rank is to keep a copy, but shares the chief's folder."""
         if not copies:  # no rank keeps one
             return False
         # The chief creates a file there.
@@ -229,14 +229,17 @@ class Search:
 
 
 def choose_source(rows: Sequence[_Offer], resumption: Resumption) -> int:
-    """Return the index of the first rank that refuses, else of the first that is furthest."""
+    """Return the index of the first rank that refuses, or else of the rank with the best offer.
+
+    A run that was started later is better, then a higher step, then a lower index.
+    """
 
     def far(place: int) -> tuple[bool, bool, int, int]:
         row = rows[place]
         if row["decision"] == Decision.REFUSE.value:
             return True, False, 0, 0
-        # Within a job, all attempts are one run, even if one could not see the checkpoints of
-        # another and again did not resume.
+        # All attempts of a job are one run, even if one of them could not see the checkpoints of
+        # another and also started from scratch.
         began = 0 if resumption.is_new_run else row["fresh_start_at"]
         return False, row["decision"] == Decision.USE.value, began, row["step"]
 

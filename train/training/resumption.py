@@ -6,7 +6,7 @@ import enum
 
 
 class Decision(enum.Enum):
-    """What a rank does with a checkpoint."""
+    """The decision of a rank about a checkpoint."""
 
     #: Offer it to the gang.
     USE = "use"
@@ -21,7 +21,7 @@ class Decision(enum.Enum):
 
 
 class Resumption(enum.Enum):
-    """Which checkpoints an attempt of a job may resume from.
+    """The checkpoints from which an attempt of a job may resume.
 
     A job's later attempts have the options of its first one.
     """
@@ -43,7 +43,7 @@ class Resumption(enum.Enum):
         return self in (Resumption.NONE, Resumption.SAME_JOB)
 
     def decide(self, *, is_from_job: bool, fits: bool, is_writer: bool) -> Decision:
-        """Return what to do with a checkpoint.
+        """Return the decision about a checkpoint.
 
         ``is_from_job`` is whether it is from a new run that this job started, ``fits`` whether it
         was made with the same options and data, ``is_writer`` whether this rank writes checkpoints.
@@ -56,13 +56,16 @@ class Resumption(enum.Enum):
             return Decision.USE
         if self in (Resumption.NEWEST, Resumption.REQUIRED):
             return Decision.REFUSE
-        # It is from another job, because options are those of the first attempt. If this rank also
-        # writes, it is refused, because it would be removed in time.
+        # The checkpoint is from another job, because all attempts of a job have the same options. A
+        # rank that writes checkpoints refuses it, because it would remove it later.
         return Decision.REFUSE if is_writer else Decision.PASS_OVER
 
 
 def choose_resumption(resume: str, attempt: int) -> Resumption:
-    """Return what an attempt, from 1, resumes from; ``resume`` is auto, required or never."""
+    """Return the checkpoints from which an attempt may resume.
+
+    ``resume`` is auto, required or never; ``attempt`` counts from 1.
+    """
     if resume == "never":
         return Resumption.NONE if attempt == 1 else Resumption.SAME_JOB
     if attempt > 1:

@@ -1,4 +1,4 @@
-"""Training with parameter servers, beyond its steps: servers that end, and a watch.
+"""The servers of a training with parameter servers, and the chief's watch over them.
 
 By itself, TensorFlow's server never ends, and a chief waits forever for a frozen server (a stopped
 process, a paused host, a network that drops packets). gRPC's keepalive does not help, because

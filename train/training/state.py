@@ -58,7 +58,7 @@ class TrainingState:
         return _named("model", enumerate(names))
 
     def snapshot(self) -> Arrays:
-        """Return numpy arrays of all variables by name, without any other rank.
+        """Return numpy arrays of all variables by name, without help from other ranks.
 
         After every step, all replicas hold the same values, so any of them will do. Types that
         numpy does not support, such as bfloat16, become whole numbers with the same bits.

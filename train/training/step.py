@@ -13,7 +13,7 @@ from .task import Task
 
 
 class TrainStep:
-    """A training step: a model, built in a strategy, learns a task.
+    """A training step of a model, which was built in a strategy, for a task.
 
     ``model`` maps features [n, ...] to outputs [n, ...]; ``optimizer`` is built for it. A global
     batch is divided into ``shares`` equal parts, one for each replica.
@@ -45,8 +45,9 @@ class TrainStep:
 
         Features and labels are [n, ...], keys uint32 [n, 2]. The gradients are those of the sum of
         the examples' losses divided by the *global* batch size, so that adding up the replicas
-        gives the gradient of the mean over the global batch. The same applies to the sums, and
-        whether the replica computes its share at once or in parts (--accumulate).
+        gives the gradient of the mean over the global batch. The same applies to the sums. The
+        results do not depend on whether the replica computes its share at once or in parts
+        (--accumulate).
         """
         if self._accumulate == 1:
             return self._compute(features, labels, keys)
@@ -91,7 +92,7 @@ class TrainStep:
         return self._derive(tape, target), tf.stack([loss, *metrics])
 
     def _with_own_losses(self, loss: Any) -> Any:
-        """Add the losses of the model itself (regularizers, add_loss), this call's share of each.
+        """Add this call's share of the model's own losses (regularizers, add_loss).
 
         They count once in a step, as in Keras' ``fit``.
         """
@@ -100,7 +101,7 @@ class TrainStep:
         return loss
 
     def _derive(self, tape: Any, target: Any) -> list[Any]:
-        """Return the gradients of a loss: dense, also an embedding's, and float32.
+        """Return the gradients of a loss as float32, dense even for an embedding.
 
         They travel together between the replicas, so a variable that the loss does not depend on
         has zeros.

@@ -86,7 +86,7 @@ class StepRunner:
     def __call__(self, step: int, count: int, *, asked: bool, due: bool) -> StepsOutcome:
         """Make ``count`` steps after ``step``; all ranks must pass the same numbers.
 
-        ``asked`` and ``due`` are this rank's. Raise tf.errors.OpError if another rank has ended.
+        ``asked`` and ``due`` apply to this rank. Raise tf.errors.OpError if another rank has ended.
         """
         began, own_s = time.perf_counter(), self._step_s if self._is_chief else 0.0
         # As tensors, because every new Python number would be compiled again.
@@ -121,7 +121,7 @@ class StepGraph:
         self._strategy, self._train_step, self._fetch = strategy, train_step, fetch
         self._exchange, self._clock = exchange, clock
         self._local_replicas = len(strategy.extended.worker_devices)
-        #: Of the loss and the metrics; of the seconds of input and exchange.
+        #: Sums of the loss and the metrics, and of the seconds of input and exchange.
         self._sums = ReplicaSums(strategy, len(train_step.names))
         self._times = ReplicaSums(strategy, 2)
 
@@ -174,7 +174,7 @@ class StepGraph:
         self._times.add([waited, exchanged - computed])
 
     def _agree(self, flags: Any) -> tuple[Any, Any]:
-        """Return the sums over all replicas and flags, and the replica's own seconds.
+        """Return the sums over all replicas, including the flags, and the replica's own seconds.
 
         ``flags`` are a rank's numbers, float64 [n]. Each rank counts once, however many replicas it
         has. Reset the sums for the next call.

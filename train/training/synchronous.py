@@ -25,7 +25,7 @@ LEAST = 32
 
 
 class Synchronous:
-    """The parts of such a training. Creating it waits for all ranks.
+    """The parts of a synchronous training. Creating it waits for all ranks.
 
     Raise ConfigError if the options do not fit the devices, TrainingError if a rank does not
     arrive in time or the port of this one is in use.

@@ -43,7 +43,7 @@ def bound_start(
 
 
 def moving_averages(optimizer: Any) -> list[Any]:
-    """Return the optimizer's averages of the trainable variables, in their order; empty without."""
+    """Return the optimizer's averages of the trainable variables, in order; empty if none."""
     # Its public variables cannot be distinguished from others of the same shapes.
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return list(inner._model_variables_moving_average) if inner.use_ema else []

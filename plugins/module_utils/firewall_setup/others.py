@@ -109,7 +109,7 @@ def find_others(nft: str) -> Iterator[Other]:
 
 
 def firewalld_openings() -> Optional[List[Opening]]:
-    """Return what firewalld allows, or None if it is not running.
+    """Return the openings of firewalld, or None if it is not running.
 
     The default zone and zones with interfaces are assumed to apply to everyone.
     """
@@ -131,7 +131,7 @@ def firewalld_openings() -> Optional[List[Opening]]:
 
 
 def ufw_openings() -> Optional[List[Opening]]:
-    """Return what ufw allows, or None if it is inactive or allows everything."""
+    """Return the openings of ufw, or None if it is inactive or allows everything."""
     if not shutil.which("ufw", path=SEARCH_PATH):
         return None
     status = run("ufw", "status", "verbose", check=False).stdout
@@ -170,7 +170,7 @@ def is_closed(lines: List[str]) -> bool:
 
 
 def parse_rules(pattern: "re.Pattern[str]", lines: List[str]) -> List[Opening]:
-    """Return what the rules of a chain allow."""
+    """Return the openings in the rules of a chain."""
     openings = []
     for match in filter(None, map(pattern.fullmatch, lines)):
         sources, ports = (re.findall(r"[^{}, ]+", text or "") for text in match.groups())

@@ -50,7 +50,7 @@ def names(folder: str) -> List[str]:
 
 
 def links(root: str) -> Dict[str, str]:
-    """Return the links to environments in ``root``: link names with environment names."""
+    """Return the names of the environments to which the links in ``root`` lead, by link."""
     folder = os.path.realpath(os.path.join(root, "venvs"))
     found = {}
     for name in sorted(os.listdir(root)) if os.path.isdir(root) else []:

@@ -1,4 +1,4 @@
-"""Examples for train/worker.py that take their time while the file SLOW_WHILE is there."""
+"""Examples for train/worker.py that are read slowly while the file SLOW_WHILE exists."""
 
 import os
 import time

@@ -1,5 +1,4 @@
-"""The private parts of ansible-core in train/gang/ansible_core.py, under the oldest and the newest
-supported ansible-core.
+"""Tests train/gang/ansible_core.py under the oldest and the newest supported ansible-core.
 
 Python 3.11 cannot run a newer ansible-core than the oldest one, so the newest is installed in a
 separate environment under another Python, if this machine has one.
@@ -36,7 +35,7 @@ def newer_python() -> str | None:
 
 @pytest.fixture(scope="module", params=[OLDEST, NEWEST])
 def python(request: pytest.FixtureRequest, shared: Path) -> str:
-    """The interpreter of an environment with this ansible-core."""
+    """Return the interpreter of an environment with this ansible-core."""
     if request.param == OLDEST:
         return sys.executable
     newer = newer_python()
@@ -96,7 +95,7 @@ print(json.dumps({name: os.environ.get(name) for name in names}))
 
 
 def write_inventory(folder: Path, **of_host: Any) -> Path:
-    """Write an inventory of two ranks on this machine, one with its own variables."""
+    """Write an inventory of two ranks on this machine, one with additional variables."""
     text = f"""
 worker:
   hosts:

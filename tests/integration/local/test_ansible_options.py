@@ -1,4 +1,4 @@
-"""Input of ansible-playbook's users: tags, variables, callbacks and their own plays."""
+"""Input from users of ansible-playbook: tags, variables, callbacks and their own plays."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.set_up_role import run_plays
 
 #: The full name of the role.
 TRAIN_JOB = "tensorflow_ansible.cluster.train_job"
-#: Values of wrong types, which are refused all at once.
+#: Values of wrong types, which are all reported at once.
 SPECIFIED = {
     "train_job_port": "many",
     "train_job_keras": 4,
@@ -60,7 +60,7 @@ def test_arguments_of_the_script_are_checked_before_anything_starts(lab: Lab) ->
 def refused(
     lab: Lab, playbook: str, options: list[str], given: dict[str, Any], messages: list[str]
 ) -> None:
-    """Run a playbook that ends with messages, and has changed nothing."""
+    """Run a playbook that fails with messages and changes nothing."""
     done = lab.playbook(f"{playbook}.yml", *options, **given)
     assert done.returncode == 2
     shown = " ".join(done.stdout.split())
@@ -88,7 +88,7 @@ def test_tags_of_the_set_up_are_its_roles(local_lab: Labs) -> None:
 
 
 def play_of(lab: Lab, folder: Path, role: Any = TRAIN_JOB, **keywords: Any) -> list[str]:
-    """Return the words that run a play of a user's own on the lab's inventory."""
+    """Return the command that runs a user's own play on the lab's inventory."""
     path = folder / "own play.yml"
     play = {
         "hosts": "worker",
@@ -120,7 +120,7 @@ def test_a_play_whose_hosts_part_is_refused(
 
 
 def test_parameters_of_the_role_hold_everywhere(local_lab: Labs, tmp_path: Path) -> None:
-    """Also what plugins take for all hosts: here the command that is notified."""
+    """They apply to values that plugins read for all hosts, too, such as the command to notify."""
     lab = local_lab()
     notes = tmp_path / "notes"
     role = {
@@ -132,7 +132,7 @@ def test_parameters_of_the_role_hold_everywhere(local_lab: Labs, tmp_path: Path)
     command = play_of(lab, tmp_path, role=role)
     done = run(*command, env={**environment(), "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json"})
     assert done.returncode == 0, done.stdout + done.stderr
-    shown = json.loads(done.stdout)  # no line of the watch next to it
+    shown = json.loads(done.stdout)  # without lines of the watch
     assert shown["stats"]["worker0"]["failures"] == 0
     assert notes.read_text().split() == ["start", "end"]
 

@@ -1,4 +1,4 @@
-"""Settings of Ansible that people have in their environment: no job or outcome depends on them."""
+"""No job and no outcome depends on Ansible settings in the user's environment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.jobs import PLAIN
 from tests.support.lab import REPOSITORY, Lab, Labs, environment, playbook_command, run
 from train.cli.playbooks import foreign_settings, last_lines_of, usable_locale
 
-#: Settings that changed or broke a job, or could.
+#: Settings that have changed or broken a job, or could do so.
 FOREIGN = {
     "ANSIBLE_STDOUT_CALLBACK": "nowhere.to.be.found",
     "ANSIBLE_CALLBACKS_ENABLED": "ansible.posix.profile_tasks,timer",
@@ -69,7 +69,7 @@ FOREIGN = {
     "ANSIBLE_HOST_KEY_CHECKING": "False",
     "ORIGINAL_STDOUT_CALLBACK": "oneline",
 }
-#: How hosts are reached, and where inventories and passwords come from, is the user's choice.
+#: The user's choices: how hosts are reached, and the sources of inventories and passwords.
 KEPT = {
     "ANSIBLE_FORKS": "1",
     "ANSIBLE_PIPELINING": "False",
@@ -91,7 +91,7 @@ KEPT = {
     "ANSIBLE_VAULT_IDENTITY": "work",
     "ANSIBLE_FILTER_PLUGINS": "/nonexistent",
 }
-#: What remains of FOREIGN for those who run ansible-playbook themselves and can still be harmful.
+#: The settings in FOREIGN that can still do harm if a user runs ansible-playbook directly.
 DIRECT = (
     *("ANSIBLE_NO_LOG", "ANSIBLE_STRATEGY", "ANSIBLE_ANY_ERRORS_FATAL"),
     *("ANSIBLE_HASH_BEHAVIOUR", "ANSIBLE_JINJA2_NATIVE", "ANSIBLE_INJECT_FACT_VARS"),
@@ -100,7 +100,7 @@ DIRECT = (
 
 
 def train(lab: Lab, more: Mapping[str, str], *options: str, **variables: Any) -> dict[str, Any]:
-    """Run a plain job under more variables of the environment, and return its result."""
+    """Run a plain job with more environment variables, and return its result."""
     words = lab.words("run", "--json", "--script", str(PLAIN), *options, **variables)
     done = subprocess.run(
         [sys.executable, "-m", "train", *words],
@@ -172,7 +172,7 @@ def test_no_setting_changes_a_job(local_lab: Labs, settings: dict[str, str]) -> 
     assert [rank["phase"] for rank in result["ranks"]] == ["completed", "completed"]
     log = (lab.runs_dir / "usual/ansible.log").read_text()
     assert "TASK [tensorflow_ansible.cluster.train_job : Watch | Follow all ranks]" in log
-    # A message of a task is shown, too.
+    # Messages of tasks are shown as well.
     refused = train(lab, settings, "--job", "wrong", train_job_keras=4)
     assert refused["state"] == "refused"
     assert "train_job_keras of worker0, worker1 is a whole number, 4" in refused["message"]

@@ -1,4 +1,4 @@
-"""Who is named when a rank of a real gang leaves, and what becomes of one that starts slowly."""
+"""The rank at fault when a rank of a real gang leaves, and the handling of slow starts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.support.jobs import write_script
 from tests.support.lab import Lab, Labs, Run
 
-#: Ranks with different numbers of steps, each a collective.
+#: Ranks with different numbers of steps, each of which is a collective.
 UNEQUAL = """\
 import json, os, sys
 import tensorflow as tf
@@ -45,8 +45,8 @@ def test_a_rank_with_fewer_steps_is_named_and_not_the_one_that_lost_it(
     assert "not restarted: it would fail the same way again" in message
 
 
-#: A rank without TensorFlow; the one with index 1 opens its port after so many seconds, in which it
-#: shows signs of life, or none.
+#: A rank without TensorFlow. The rank with index 1 opens its port after a number of seconds, during
+#: which it is active or inactive.
 SLOW_START = """\
 import json, os, socket, sys, time
 config = json.loads(os.environ["TF_CONFIG"])

@@ -37,7 +37,7 @@ def galaxy(folder: Path, *words: str) -> str:
 
 @pytest.fixture(scope="module")
 def archive(shared: Path) -> Path:
-    """The archive of the collection."""
+    """Return the archive of the collection."""
 
     def build() -> str:
         folder = shared / "archive"
@@ -51,7 +51,7 @@ def archive(shared: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(archive: Path, shared: Path) -> Path:
-    """A folder with the installed collection and nothing else."""
+    """Return a folder with the installed collection and nothing else."""
 
     def install() -> str:
         folder = shared / "collections"

@@ -1,4 +1,4 @@
-"""The command `train` of the environment, in another folder, and what a shell completes of it."""
+"""The environment's command `train` in another folder, and its shell completion."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.lab import REPOSITORY, run
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return a folder with the command, with jobs, and with a script that has its name."""
+    """Return a folder with the command, with jobs, and with a script named like the command."""
     (tmp_path / "train.py").write_text("raise SystemExit('this is not it')\n")
     (tmp_path / "train").symlink_to(REPOSITORY / "train/cli/train")
     for job, tasks in (("night-1", ["chief-0", "worker-0"]), ("day-1", ["worker-0", "worker-1"])):

@@ -1,4 +1,4 @@
-"""The control node leaves, comes back, breaks or meets another one; the job does not mind."""
+"""Control nodes that leave, return, break or meet another one do not disturb the job."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_ctrl_c_in_a_terminal_asks_what_to_do(local_lab: Labs) -> None:
             assert time.monotonic() < deadline, shown
             try:
                 shown += os.read(terminal, 65_536).decode(errors="replace")
-            except OSError:  # it has ended
+            except OSError:  # the process has ended
                 pytest.fail(f"no {pattern!r} in: {shown}")
 
     read_until(r"training")
@@ -179,7 +179,7 @@ def test_a_watch_that_breaks_leaves_the_job_running_and_attach_fetches_everythin
         words = f"--steps 900 --fast {fast}"
         command = plain(lab, "broken", words, train_job_max_restarts=3)
         command.wait_for(training)
-        # The watch is one process of Ansible's; it cannot read what it finds there any more.
+        # The watch is a process of Ansible, which can no longer read its files.
         (runs / "broken/events.jsonl").write_text('{"straggler": 1}\n' * 2000)
         run = command.end()
         assert run.code == 5
@@ -216,7 +216,7 @@ LINES = [
     '{"phase": "\\u001b]52;c;aGk=\\u0007", "loss": NaN}',
 ]
 OSC = "\x1b]52;c;ZXZpbA==\x07"
-#: An interpreter of a host that adds to what every module says.
+#: An interpreter of a host that adds to the output of every module.
 LIAR = """\
 #!{python}
 import json, subprocess, sys
@@ -269,7 +269,7 @@ def test_two_control_nodes_do_not_both_start_a_gang_again(local_lab: Labs, tmp_p
     lab = local_lab()
     other = Lab(lab.inventory, tmp_path / "elsewhere", lab.variables)
     quick: dict[str, Any] = {"train_job_max_restarts": 3, "train_job_restart_delay": 0.1}
-    # The first attempt lasts until both follow it.
+    # The first attempt lasts until both control nodes follow it.
     first = plain(lab, "shared", "--steps 20 --hang all --attempts 1 --slow-attempts 1", **quick)
     first.wait_for(training)
     second = Command(*other.words("attach", "--json", "shared", **quick))

@@ -1,4 +1,4 @@
-"""``python -m train doctor --only pairs,collectives``: what TensorFlow reaches, and its page."""
+"""``python -m train doctor --only pairs,collectives``: TensorFlow's speed, and the page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from train.host import processes, rank_environment
 
 pytestmark = pytest.mark.tensorflow
 
-#: The message if other tests have jobs on this machine, and how long to wait for them, in seconds.
+#: The message if other tests have jobs on this machine, and the seconds to wait for these.
 BESIDE, PATIENCE = "skipping the part collectives because of running jobs", 300.0
 
 
@@ -65,7 +65,7 @@ def test_sums_and_trainings_are_timed_and_nothing_stays(lab: Lab, tmp_path: Path
     assert set(found["efficiency"]) >= {"1000000", "100000000"}
     assert list((lab.root / "jobs").iterdir()) == []
     assert [path.name for path in lab.runs_dir.iterdir()] == ["doctor"]
-    # With maps of the paths, and the curves of steps and efficiency.
+    # The page has maps of the paths, and curves of steps and efficiency.
     opened = open_page(lab.runs_dir / "doctor/report.html", "doctor", tmp_path)
     assert opened.console == []
     assert opened.requests == []

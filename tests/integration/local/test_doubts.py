@@ -1,4 +1,4 @@
-"""Jobs that complete although the training has not happened as it was meant."""
+"""Jobs that complete although they have not trained as intended."""
 
 from __future__ import annotations
 

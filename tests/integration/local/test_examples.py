@@ -1,4 +1,4 @@
-"""The examples: each folder of examples/ by the command of its README, and those of the docs."""
+"""The examples: each folder in examples/ with the command in its README, and those in docs/."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def commands(name: str) -> list[list[str]]:
 
 
 def given(name: str) -> tuple[Path, dict[str, Any], list[str]]:
-    """Return script, variables and the script's arguments of the first job in the README."""
+    """Return the script, its variables and its arguments from the first job in the README."""
     words = next(words for words in commands(name) if words[1:4] == ["-m", "train", "run"])
     cut = words.index("--") if "--" in words else len(words)
     args = build_parser().parse_args(words[3:cut])
@@ -47,7 +47,7 @@ def log_of(lab: Lab, name: str, task: str) -> str:
 
 
 def with_free_ports(inventory: Path, folder: Path) -> Path:
-    """Return a copy of an example's inventory, with ports that nobody has."""
+    """Return a copy of an example's inventory with free ports."""
     copy = folder / inventory.name
     text = re.sub(r"(?<=train_job_port: )\d+", lambda _: str(free_port()), inventory.read_text())
     copy.write_text(text)
@@ -85,8 +85,8 @@ def test_mnist_fit_resumes_after_a_worker_was_killed(lab: Lab, tmp_path: Path) -
 
 @pytest.mark.tensorflow
 def test_resnet56_cifar10(start: Start, tmp_path: Path) -> None:
-    """As one process; tests/integration/ssh/test_ssh_jobs.py has it as a job."""
-    # The published files, as tar unpacks them: five batches to train on, one to test on.
+    """It runs in one process; tests/integration/ssh/test_ssh_jobs.py runs it as a job."""
+    # The unpacked published files: five batches to train on, one to test on.
     script = """
 import pickle, sys, cifar10, numpy as np
 data = np.arange(2 * 3072, dtype=np.uint8).reshape(2, 3072)
@@ -133,7 +133,7 @@ def test_one_host_gpus(lab: Lab, start: Start, tmp_path: Path) -> None:
 
 @pytest.mark.tensorflow
 def test_parameter_server(lab: Lab, start: Start, tmp_path: Path) -> None:
-    """With what its ranks find; test_local_jobs.py has a job whose servers end with the chief."""
+    """It runs without a job; test_local_jobs.py has a job whose servers end with the chief."""
     example, _, arguments = given("parameter-server")
     lab.inventory = with_free_ports(example / "inventory.yml", tmp_path)
     printed = train(*lab.words("tf-config"))
@@ -158,7 +158,7 @@ def test_parameter_server(lab: Lab, start: Start, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="session")
 def tfds_packages() -> Path:
-    """TensorFlow Datasets with what it needs on top of TensorFlow, as the README installs it."""
+    """Install TensorFlow Datasets with its packages like the README; return the folder."""
     folder = CACHE / "tfds"
     if not (folder / "tensorflow_datasets").is_dir():
         words = next(words for words in commands("tfds") if words[1:4] == ["-m", "pip", "install"])
@@ -240,13 +240,13 @@ def test_own_playbook(tf_python: str, tmp_path: Path) -> None:
 
 @pytest.mark.tensorflow
 def test_the_example_of_an_own_network_trains(lab: Lab, tmp_path: Path) -> None:
-    """As a job of the project's own program."""
+    """The network trains in a job of the project's own program."""
     module = tmp_path / "mine.py"
     module.write_text(blocks(TRAINING, "python")[0])
     options = ["--data=mine.py", "--model=mine.py", "--batch-size=100", "--epochs=1"]
     done = lab.run("--job", "mine", "--include", str(module), arguments=options)
     assert done.code == 0, done.result
-    # log 2 is what a coin would reach.
+    # Random guesses would reach log 2.
     assert done.result["metrics"]["test_loss"] < 0.69
     assert len({rank["weights_sha256"] for rank in lab.saved("mine")["ranks"]}) == 1
     assert (lab.runs_dir / "mine/model/model.keras").is_file()

@@ -27,18 +27,18 @@ def values_of(record: Any) -> Values:
 
 
 def keras_values(lab: Lab, job: str) -> dict[int, Values]:
-    """Return the values of each epoch that the script has printed itself."""
+    """Return the values of each epoch as the script itself has printed them."""
     log = (lab.runs_dir / job / "logs/worker-0.log").read_text()
     return dict(map(json.loads, re.findall(r"^VALUES (.*)$", log, re.MULTILINE)))
 
 
 def as_printed(values: Mapping[Any, float]) -> Any:
-    """Return what numbers are to equal: Keras prints four decimals."""
+    """Return the expected values with a tolerance, because Keras prints four decimals."""
     return pytest.approx(values, rel=1e-4, abs=0.51e-4)
 
 
 def check(lab: Lab, job: str, metrics: str) -> Values:
-    """Assert all that a job keeps, and return the values of its last whole epoch."""
+    """Check all numbers that a job stores, and return the values of its last whole epoch."""
     epochs, folder = keras_values(lab, job), lab.runs_dir / job
     seen = progress_records.parse_progress((folder / "progress/worker-0.jsonl").read_text())
     ends = [record for record in seen if values_of(record)]
@@ -104,7 +104,7 @@ def test_a_job_of_three_workers(local_lab: Labs, tf_python: str) -> None:
 def test_keras_3_does_not_train_with_two_workers_and_that_is_named(
     local_lab: Labs, tf_python: str
 ) -> None:
-    """TensorFlow's strategies of several workers cannot run its ``fit``."""
+    """TensorFlow's strategies for several workers cannot run ``fit`` of Keras 3."""
     lab = local_lab()
     lab.variables |= {"train_job_python": tf_python, "train_job_keras": 3}
     done = lab.run("--job", "three", "--script", str(SCRIPT), train_job_max_restarts=3)

@@ -1,4 +1,4 @@
-"""Jobs whose ranks share a machine's GPUs; ``nvidia-smi`` is a stand-in, no GPU is needed."""
+"""Jobs whose ranks share a machine's GPUs. ``nvidia-smi`` is a fake, and no GPU is needed."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_job_and_the_gpus_of_others(
     assert [rank["gpus"] for rank in manifest["ranks"]] == [["0", "1"], ["2", "3"]]
     assert [gpu["uuid"] for gpu in manifest["hosts"]["worker1"]["gpus"]] == UUIDS[:4]
 
-    # Another job, whose processes are its own matter.
+    # Another job, whose processes are not foreign.
     theirs = {f"gpu/{uuid}": f"GPU {place}" for place, uuid in enumerate(UUIDS[1:4], 1)}
     assert supervisor().starts(folder, holder("night-1"), theirs) is None
     done = copy.run("few", **place)

@@ -1,4 +1,4 @@
-"""Many hosts whose logins hang are reported together, and not one wave after the other."""
+"""Many hosts whose logins hang are reported together, not in several batches."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from pathlib import Path
 from tests.support.jobs import train
 
 HOSTS = 40
-#: As many as there were at once with 25 forks.
+#: The number of simultaneous logins with 25 forks.
 WAVE = 25
 
 
 class MuteServer:
-    """A server that accepts connections and sends nothing; ``most`` were open at once."""
+    """A server that accepts connections and sends nothing.
+
+    ``most`` is the maximum number of connections that were open at once.
+    """
 
     def __init__(self) -> None:
         self._socket = socket.create_server(("", 0), backlog=HOSTS)

@@ -1,4 +1,4 @@
-"""A start that is interrupted leaves a job that runs, or nothing; a stopped job has one end."""
+"""An interrupted start leaves a running job or nothing, and a stopped job ends only once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.jobs import PLAIN, ansible_of, job_processes, plain, rank_pid
 from tests.support.lab import Command, Lab, Labs, run
 from train.host import leases, rank_files
 
-#: The tasks of a start, in their order.
+#: The tasks of a start, in order.
 PLAN, STAGE, START = (
     "Plan ranks, code and manifest",
     "Stage the rank's folder",
@@ -27,13 +27,13 @@ QUEUE: dict[str, Any] = {"train_job_queue_timeout": 60}
 
 
 def taken(lab: Lab) -> list[str]:
-    """Return the jobs that have or wait for a port of this machine."""
+    """Return the jobs that hold or wait for a port of this machine."""
     found = leases.entries(lab.variables["train_job_lease_dir"])
     return [entry["job"] for entry in found if entry["state"] != leases.STOPPED]
 
 
 def listed(lab: Lab, job: str) -> str:
-    """Return the state of a job as `list` reports it; empty if it is not there."""
+    """Return the state of a job as `list` reports it; empty if the job is not listed."""
     found = json.loads(train(*lab.words("list", "--json")).stdout)["jobs"]
     return next((str(one["state"]) for one in found if one["job"] == job), "")
 
@@ -43,7 +43,7 @@ def at_task(name: str) -> Callable[[dict[str, Any]], bool]:
 
 
 def is_nothing(lab: Lab, job: str) -> bool:
-    """Return whether nothing of a job is left, on hosts and here."""
+    """Return whether no part of a job is left, on hosts and here."""
     folders = [*lab.root.glob("jobs/*"), *lab.runs_dir.glob(job)]
     return not (folders or taken(lab) or job_processes(lab.root))
 
@@ -113,7 +113,7 @@ def test_ansible_that_is_killed_during_a_start_leaves_nothing_or_is_followed_up(
     run = command.end()
     if run.code == 2:
         assert is_nothing(lab, "shot"), run.result
-    elif run.code == 1:  # it was killed between the starts of the two ranks
+    elif run.code == 1:  # killed between the starts of the two ranks
         assert "did not start within 8 s" in run.result["message"]
         assert job_processes(lab.root) == []
     else:
@@ -153,7 +153,7 @@ def test_an_interrupt_in_the_queue_gives_up_the_place_in_it(local_lab: Labs) -> 
 
 
 def files_of(lab: Lab, job: str) -> dict[str, bytes]:
-    """Return what a job has left, here and on the hosts, but for what all attempts append to."""
+    """Return the files of a job, here and on the hosts, except those that all attempts extend."""
     folders = [lab.runs_dir / job, lab.root / "jobs" / job]
     paths = (path for folder in folders for path in folder.rglob("*") if path.is_file())
     passing = ("events.jsonl", ".followed", "report.html", rank_files.STOP_REQUEST_FILE)

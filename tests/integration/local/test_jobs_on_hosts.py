@@ -1,4 +1,4 @@
-"""``python -m train list`` and ``clean``: what the hosts know, put together, and what goes."""
+"""``python -m train list`` and ``clean``: merged reports of the hosts, and removed jobs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.lab import Lab, Labs
 
 
 def two_machines(lab: Lab) -> tuple[Path, Path]:
-    """Make a lab of three hosts on two machines, as far as folders go, and return their roots."""
+    """Make a lab of three hosts on two machines, simulated by folders; return their roots."""
     roots = (lab.inventory.parent / "one", lab.inventory.parent / "two")
     del lab.variables["train_job_root"]
     progress = {"step": 7, "steps": 9, "epoch": 2}

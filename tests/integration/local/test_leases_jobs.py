@@ -26,12 +26,12 @@ def leases_of(lab: Lab) -> Path:
 
 
 def held(lab: Lab) -> dict[str, str]:
-    """Return the job that has each resource."""
+    """Return the job that holds each resource."""
     return {found["resource"]: found["job"] for found in leases.holders(str(leases_of(lab)))}
 
 
 def ports(lab: Lab) -> list[int]:
-    """Return the ports of its two ranks."""
+    """Return the ports of the lab's two ranks."""
     return [host_variables(lab, f"worker{i}")["train_job_port"] for i in (0, 1)]
 
 

@@ -1,4 +1,4 @@
-"""Nothing that a script has started outlives it, and nothing else is ended with it."""
+"""All processes that a script has started end with it, and no other processes do."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCRIPT = REPOSITORY / "tests/data/scripts/leaver/main.py"
 
 @dataclass
 class Rank:
-    """A rank that leaves processes behind in a way."""
+    """A rank that leaves processes behind in one of many ways."""
 
     folder: Path
     mark: int
@@ -36,13 +36,13 @@ class Rank:
 
     @property
     def beats(self) -> int:
-        """How much was written by processes that live too shortly to be seen."""
+        """The number of bytes written by processes that are too short-lived to be listed."""
         path = self.folder / "beats"
         return path.stat().st_size if path.exists() else 0
 
     @property
     def is_ready(self) -> bool:
-        """Whether the script is, and its supervisor has looked at its processes."""
+        """Whether the script is ready and its supervisor has listed its processes."""
         log = self.folder / rank_files.LOG_FILE
         state = bare_ranks.state(self.folder)
         known = state.get("phase") == records.RUNNING and bool(state.get("sessions"))
@@ -64,13 +64,13 @@ class Machine:
             bare_ranks.start(folder, self.ranks[way].mark)
 
     def wait_until_ready(self) -> None:
-        """Wait until all have left something behind."""
+        """Wait until all ranks have left processes behind."""
 
         def have_left() -> bool:
             if not all(rank.is_ready for rank in self.ranks.values()):
                 return False
             marked = bare_ranks.marked()
-            # Watchdog, supervisor, script, and what it has started.
+            # Watchdog, supervisor, script, and the processes that it has started.
             return all(
                 len(marked[rank.mark]) >= (3 if way.startswith("churn") else 4)
                 for way, rank in self.ranks.items()
@@ -98,7 +98,7 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Machine]:
-    """Ranks, beside another job's and a process of the user's own, which both must go on."""
+    """Yield ranks, next to another job's rank and a user's process, which must both continue."""
     own = subprocess.Popen(["sleep", "600"], start_new_session=True)
     other = Machine(tmp_path / "other")
     other.start("stay", "session and empty environment")
@@ -149,7 +149,7 @@ def test_nothing_outlives_a_supervisor_that_is_killed(machine: Machine) -> None:
 
 
 def test_a_stop_finds_what_both_keepers_left(machine: Machine) -> None:
-    # Nobody can catch what is another process all the time and no descendant of anybody.
+    # A chain of short processes outside of any tree cannot be caught.
     ways = [way for way in WAYS if not way.startswith("churn")]
     machine.start("stay", *ways)
     machine.wait_until_ready()
@@ -157,7 +157,7 @@ def test_a_stop_finds_what_both_keepers_left(machine: Machine) -> None:
         about = bare_ranks.state(rank.folder)
         os.kill(about["watchdog_pid"], signal.SIGKILL)
         os.kill(about["supervisor_pid"], signal.SIGKILL)
-    # The kernel ends what has lost its terminal.
+    # The kernel ends processes that have lost their terminal.
     assert set(machine.left) >= {*ways} - {"terminal"}, "there is nothing to end"
     reports = machine.stop()
     assert [way for way, report in reports.items() if report["remaining"]] == []

@@ -41,7 +41,7 @@ def test_a_module_of_a_package_runs_with_its_arguments(local_lab: Labs, tmp_path
 def test_a_job_runs_and_its_results_come_home(
     local_lab: Labs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its environment is a vaulted file of the inventory, its folders have variables of hosts."""
+    """Its environment is in a vaulted file of the inventory, its folders in host variables."""
     monkeypatch.setenv("LAB", str(tmp_path))
     lab = local_lab()
     lab.variables |= {
@@ -168,7 +168,7 @@ def test_an_empty_inventory(local_lab: Labs, tmp_path: Path) -> None:
     assert "has no host in the groups chief, worker, ps and evaluator" in run.result["message"]
 
 
-#: A cluster's task; all but the chief would serve for ten minutes.
+#: A task of a cluster. All tasks except the chief would serve for ten minutes.
 SCRIPT = """
 import json, os, socket, time
 print(os.environ["TF_CONFIG"])

@@ -1,4 +1,4 @@
-"""``python -m train logs``: all ranks together, one of them, as they grow."""
+"""``python -m train logs``: of all ranks together, of one rank, and while the logs grow."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.support.job_folders import lay_out
 from tests.support.jobs import ansible_of, train, write_script
 from tests.support.lab import Command, Lab, Labs
 
-#: Prints numbered lines, some long, with a bar and bytes that are no text in between. After ten it
-#: waits for a file; in the first attempt one rank is killed after a hundred.
+#: Prints numbered lines, some of them long, with a bar and bytes that are not text in between.
+#: After ten lines it waits for a file. In the first attempt, one rank is killed after a hundred.
 SCRIPT = """
 import json, os, socket, sys, time
 config = json.loads(os.environ["TF_CONFIG"])
@@ -68,7 +68,7 @@ def test_logs_of_all_ranks_and_of_one(local_lab: Labs) -> None:
 def test_the_playbook_brings_logs_into_a_folder(local_lab: Labs, tmp_path: Path) -> None:
     lab = local_lab()
     ended_job(lab)
-    for _ in range(2):  # once more over what is there
+    for _ in range(2):  # the second time, the files exist
         done = lab.playbook(
             "logs.yml", train_job_id="night", train_job_logs_dir=str(tmp_path / "here")
         )
@@ -78,7 +78,7 @@ def test_the_playbook_brings_logs_into_a_folder(local_lab: Labs, tmp_path: Path)
 
 
 def numbers(lines: list[str], task: str, attempt: int = 1) -> list[int]:
-    """Return the numbers of a rank's lines, whose fillings must be whole."""
+    """Return the numbers of a rank's lines, all of which must be complete."""
     found = []
     for line in lines:
         match = re.fullmatch(rf"{task} \| {task} attempt {attempt} line (\d+) ?(\d*)", line)
@@ -126,7 +126,7 @@ def test_a_job_is_followed_through_its_attempts_and_ctrl_c_ends_following_and_no
         logs = (lab.runs_dir / f"night/logs/{task}.log").read_bytes()
         assert logs.count(b"\n") == 300, "the other one got all, too"
     bars = [lines.count(f"worker-{index} | 2/2 - \ufffd") for index in (0, 1)]
-    # The last line of a rank that was ended may lack its bar, or be cut off.
+    # The last line of a rank that was ended may be cut off or lack its bar.
     assert 2 * found - 3 <= found + sum(bars) <= len(lines) <= 2 * found + 1, "a line was torn"
     assert "all ranks ended: waiting 30 s for the next attempt" in error
 

@@ -1,4 +1,4 @@
-"""What real jobs report to others: a command, a webhook, Prometheus and MLflow."""
+"""The reports of real jobs to a command, a webhook, Prometheus and MLflow."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ for step in range(1, 21):
 
 
 def told(folder: Path, count: int) -> list[dict[str, Any]]:
-    """Return what the command was told, once that is so much."""
+    """Return the notifications that the command received, once there are ``count`` of them."""
     wait_until(lambda: len([*folder.glob("*.json")]) >= count, "the command")
     found = [json.loads(path.read_text()) for path in folder.glob("*.json")]
     return sorted(found, key=lambda event: event["time"])
 
 
 def samples(path: Path, name: str) -> dict[str, float]:
-    """Return the samples of a family for Prometheus by the label in which they differ."""
+    """Return the samples of a Prometheus family, by the label in which they differ."""
     families = text_string_to_metric_families(path.read_text())
     found = [sample for family in families for sample in family.samples]
     return {

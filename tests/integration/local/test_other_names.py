@@ -21,7 +21,7 @@ def under(lab: Lab, *names: str, runs_dir: Path | None = None) -> Lab:
 
 
 def rows(lab: Lab, job: str) -> list[tuple[str, str, str]]:
-    """Return task, host and phase of each rank, as ``status`` has them."""
+    """Return task, host and phase of each rank from ``status``."""
     done = train(*lab.words("status", "--json", job))
     assert done.returncode == 0, done.stderr
     ranks = json.loads(done.stdout)["ranks"]
@@ -37,7 +37,7 @@ def test_a_job_is_known_by_its_machine_under_any_names(local_lab: Labs, tmp_path
 
     other = under(first, "lab-b", "lab-a")
     assert rows(other, job) == [("worker-0", "lab-b", "running"), ("worker-1", "lab-a", "running")]
-    # One name stands for two ranks.
+    # One name represents two ranks.
     single = under(first, "alone", runs_dir=tmp_path / "single")
     attached = Command(*single.words("attach", "--json", job))
     attached.wait_for(training)

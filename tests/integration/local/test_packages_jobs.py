@@ -1,4 +1,4 @@
-"""A script's packages come with it: ``run --requirements`` on this machine."""
+"""A script's packages are installed: ``run --requirements`` on this machine."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ for step in range(1, 4):
 
 @pytest.fixture
 def script(tmp_path: Path, lab: Lab) -> Path:
-    """A script that needs a package of which no index knows."""
+    """Return a script that needs a package which no index has."""
     lab.doubtful = True  # it forms no gang
     folder = tmp_path / "script"
     index = tmp_path / "index"
     folder.mkdir()
     index.mkdir()
-    # A name of this test's own: environments are named by their packages.
+    # A name that only this test uses, because environments are named after their packages.
     wheels.write(index, "trainpack-1.0-py3-none-any", code=f"NAME = {str(tmp_path)!r}\n")
     (folder / "main.py").write_text(SCRIPT)
     text = f"--no-index\n--find-links {index}\ntensorflow\ntrainpack\n"
@@ -58,7 +58,7 @@ def test_packages_are_installed_once_and_go_with_the_last_job(lab: Lab, script: 
     assert bare.code == 1
     assert "add trainpack to requirements.txt" in bare.result["message"]
 
-    # Before any job asks for them.
+    # Before any job requests them.
     requirements = str(script / "requirements.txt")
     done = lab.playbook(
         "setup.yml", train_job_requirements=requirements, setup_roles=["tensorflow"]

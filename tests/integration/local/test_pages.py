@@ -1,4 +1,4 @@
-"""The pages that people see, in a real browser: they are drawn, and load nothing."""
+"""The pages for users in a real browser: they are drawn, and load nothing from a network."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_the_comparison_of_two_jobs(tmp_path: Path) -> None:
 
 @pytest.fixture
 def site() -> Path:
-    """Return the start page of the documentation, made again where a page is newer."""
+    """Return the start page of the documentation, built again if a page is newer."""
     start = CACHE / "site/site/index.html"
     listed = subprocess.check_output(["git", "ls-files", "*.md", "docs"], cwd=REPOSITORY, text=True)
     newest = max((REPOSITORY / name).stat().st_mtime for name in listed.splitlines())
@@ -95,7 +95,7 @@ def test_the_start_page_of_the_documentation(site: Path, tmp_path: Path) -> None
     assert "Quick start" in opened.html
 
 
-#: Without TensorFlow, whose import takes seconds.
+#: Runs without TensorFlow, whose import takes seconds.
 EVENTS = """
 import sys
 from tensorboard.compat.proto.event_pb2 import Event
@@ -110,7 +110,7 @@ with open(sys.argv[1], "wb") as stream:
 
 
 def check_that_others_see_nothing(url: str, pid: int) -> None:
-    """Assert that TensorBoard, a child of ``pid``, answers nobody who does not know its address."""
+    """Assert that TensorBoard, a child of ``pid``, only answers under its secret address."""
     begin, secret = url.rstrip("/").rsplit("/", 1)
     with urlopen(f"{url}data/runs") as answer:
         assert json.load(answer) == ["night/tensorboard"]

@@ -1,4 +1,4 @@
-"""What other users of a machine can read, connect to and find: while a job runs, and afterwards."""
+"""The files and ports that other users can access, during a job and afterwards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.lab import Lab, Labs
 from train.host import processes
 
 TOKEN = "hunter2-is-secret"
-#: Raises with the token in its message, after it has printed it in several ways.
+#: Prints the token in several ways, then raises an exception with the token in its message.
 FAILING = """
 import json, os, socket, sys
 config = json.loads(os.environ["TF_CONFIG"])
@@ -39,7 +39,7 @@ def lab(local_lab: Labs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab
 
 
 def readable_by_others(folder: Path) -> Iterator[str]:
-    """Yield what a user who reaches ``folder`` can list or read of it and below, by its modes."""
+    """Yield the paths at and below ``folder`` whose modes let other users list or read them."""
     mode = folder.lstat().st_mode
     if stat.S_ISDIR(mode):
         if mode & stat.S_IROTH:
@@ -52,7 +52,7 @@ def readable_by_others(folder: Path) -> Iterator[str]:
 
 
 def listening_ports(pids: set[int]) -> set[int]:
-    """Return the TCP ports on which any of some processes listens."""
+    """Return the TCP ports on which some processes listen."""
     opened = {path for pid in pids for path in processes.opened(pid)}
     tables = processes.read_text("/proc/net/tcp") + processes.read_text("/proc/net/tcp6")
     rows = [line.split() for line in tables.splitlines() if "sl" not in line.split()]
@@ -64,7 +64,7 @@ def listening_ports(pids: set[int]) -> set[int]:
 
 
 def files_with(text: str, *folders: Path) -> list[str]:
-    """Return the files in some folders that hold a text."""
+    """Return the files in some folders that contain a text."""
     files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
     return [str(path) for path in files if text.encode() in path.read_bytes()]
 
@@ -73,7 +73,7 @@ def test_others_read_nothing_of_a_job_and_reach_only_its_ranks(lab: Lab, tmp_pat
     command = plain(lab, "night", "--steps 200", train_job_environment={"API_TOKEN": TOKEN})
     command.wait_for(training)
     for when in ("running", "ended"):
-        # The folder of a machine's jobs shows their names: a rank has one, and so has its port.
+        # The folder of a machine's jobs shows their names, and each rank has a lease for its port.
         shown = {str(lab.root), str(lab.root / "jobs")}
         assert set(readable_by_others(lab.root)) <= shown, when
         assert list(readable_by_others(lab.runs_dir)) == [], when

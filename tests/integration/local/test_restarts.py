@@ -1,4 +1,4 @@
-"""Further attempts: what is worth one, where it is told, and that it is the same job."""
+"""Further attempts: the failures that justify one, the reports about it, and the same job."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ Start = Callable[..., Command | PlaybookCommand]
 
 
 def by_playbook(lab: Lab, job: str, words: str, **variables: Any) -> PlaybookCommand:
-    """Start a job of the script PLAIN with ``ansible-playbook``, whose arguments are ``words``."""
+    """Start a job of the script PLAIN, with the arguments ``words``, by ``ansible-playbook``."""
     return playbook_jobs.start(lab, job, PLAIN, words.split(), **variables)
 
 
-#: Both start a job again, in the same way.
+#: Both ways restart a job in the same way.
 BOTH = pytest.mark.parametrize("start", [plain, by_playbook], ids=["wrapper", "playbook"])
 
 
@@ -104,7 +104,7 @@ def test_a_crash_at_the_same_step_is_not_tried_a_third_time(local_lab: Labs, sta
 
 
 def test_a_bug_is_not_tried_again_but_by_hand(local_lab: Labs) -> None:
-    """It shows itself while nobody watches."""
+    """The bug appears while no control node follows the job."""
     lab = local_lab()
     arguments = "--steps 60 --fail worker-1 --seconds 1 --attempts 1 --slow-attempts 1"
     command = plain(lab, "bug", arguments, "--on-interrupt", "leave", **QUICK)
@@ -113,7 +113,7 @@ def test_a_bug_is_not_tried_again_but_by_hand(local_lab: Labs) -> None:
     assert command.end().code == 130
     state = str(lab.root / "jobs/bug/worker-1/state.json")
     wait_until(lambda: (json_files.read_json(state) or {})["phase"] == "failed", "the failure")
-    for _ in range(2):  # looking at a job that was given up does not start it
+    for _ in range(2):  # attaching to a job that was given up does not restart it
         seen = Command(*lab.words("attach", "--json", "bug", **QUICK)).end()
         assert seen.code == 1
         assert restarted(seen.events) == []
@@ -135,7 +135,7 @@ def test_another_control_node_goes_on_where_the_first_one_broke_off(local_lab: L
     command.wait_for(training)
     command.kill()
     os.kill(rank_pid(lab.root, "left", "worker-0"), signal.SIGKILL)
-    # The other one knows the inventory alone; the first one's playbook may write a moment longer.
+    # The second clone only has the inventory. The first one's playbook may write a moment longer.
     lab.runs_dir.rename(lab.runs_dir.with_name("elsewhere"))
     attached = Command(*lab.words("attach", "--json", "left")).end()
     assert attached.code == 0, (attached.result, attached.error)
@@ -181,7 +181,7 @@ def test_between_two_attempts_the_control_node_breaks_off_and_the_job_is_stopped
 def test_files_of_a_playbook_are_not_taken_for_those_of_the_role(
     local_lab: Labs, tmp_path: Path
 ) -> None:
-    """A playbook of the user may have task files of the same names next to it."""
+    """A user's playbook may have task files of the same names next to it."""
     lab, folder = local_lab(), tmp_path / "site"
     shutil.copytree(REPOSITORY / "playbooks/group_vars", folder / "group_vars")
     (folder / "tasks").mkdir()

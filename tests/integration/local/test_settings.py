@@ -1,4 +1,4 @@
-"""Variables as users write them in inventories, files and on the command line, and what arrives."""
+"""Variables in inventories, in files and on the command line, and their values in the script."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import yaml
 from tests.support.jobs import write_script
 from tests.support.lab import Lab, Labs, run
 
-#: Shows its arguments and variables.
+#: A script that shows its arguments and variables.
 SHOW = """
 import json, os, sys
 found = {k: v for k, v in os.environ.items() if k.startswith("FROM_") or k == "TRAIN_SEED"}
@@ -27,7 +27,7 @@ def script(tmp_path: Path) -> str:
 
 
 def got(lab: Lab, job: str, task: str = "worker-0") -> dict[str, Any]:
-    """Return what a rank's script found."""
+    """Return the arguments and variables that a rank's script found."""
     log = (lab.runs_dir / job / f"logs/{task}.log").read_text()
     (line,) = [line for line in log.splitlines() if line.startswith("GOT ")]
     found: dict[str, Any] = json.loads(line[4:])
@@ -53,7 +53,7 @@ def test_the_environment_is_merged_over_all_levels(local_lab: Labs, script: str)
         "group_vars/all/script.yml",
         "train_job_environment: {FROM_ALL: 010, FROM_LEVEL: all, FROM_X: '{{ 6 * 7 }}'}\n",
     )
-    # A template as a whole, and a group without a variable that is not a comment.
+    # A value that is a template as a whole, and a group in which all variables are commented out.
     write(lab, "group_vars/worker.yml", "train_job_environment: '{{ {\"FROM_GROUP\": 1.50} }}'\n")
     write(lab, "host_vars/worker0.yml", "train_job_environment:\n  # FROM_NOWHERE: 1\n")
     write(
@@ -109,7 +109,7 @@ def test_arguments_and_variables_arrive_as_they_are(local_lab: Labs, script: str
     assert got(lab, "data") == {"args": ARGUMENTS, "environment": environment}
     assert manifest(lab, "data")["arguments"] == ARGUMENTS
 
-    # Another control node, which has nothing of the job, starts it again.
+    # Another control node, which has no files of the job, restarts it.
     lab.runs_dir = lab.runs_dir.with_name("other")
     given = ["-i", str(lab.inventory), "-e", json.dumps(lab.given({}))]
     words = ("attach", "restart")
@@ -121,7 +121,7 @@ def test_arguments_and_variables_arrive_as_they_are(local_lab: Labs, script: str
 
 
 def test_the_folder_of_results_is_the_inventorys(local_lab: Labs, script: str) -> None:
-    """Every command looks there; what ``-e`` names wins."""
+    """Every command uses that folder, unless ``-e`` sets another one."""
     lab = local_lab(worker=1)
     results = lab.inventory.parent / "results of all"
     write(
@@ -168,7 +168,7 @@ def test_each_rank_has_the_arguments_of_its_host(local_lab: Labs, script: str) -
     assert got(lab, "each")["args"] == common
     assert got(lab, "each", "worker-1")["args"] == own
     assert "arguments on worker1" in (lab.runs_dir / "each/report.html").read_text()
-    # A restart has the arguments of the start.
+    # A restart uses the arguments of the start.
     write(lab, "host_vars/worker1.yml", "train_job_args: [--rank, 2]\n")
     given = ["-i", str(lab.inventory), "-e", json.dumps(lab.given({}))]
     again = run(*_train("restart"), "each", *given)
@@ -215,7 +215,7 @@ def test_wrong_types_are_refused_by_name_whatever_their_source(
     lab = local_lab()
     variables, messages = REFUSED[case]
     if way == "group_vars":
-        for path in lab.inventory.glob("hosts.yml"):  # the ports of hosts would win
+        for path in lab.inventory.glob("hosts.yml"):  # ports of hosts would take precedence
             path.write_text(path.read_text().replace("train_job_port", "other_port"))
         write(lab, "group_vars/all/wrong.yml", yaml.safe_dump(variables))
     if way == "file":

@@ -1,4 +1,4 @@
-"""What ``playbooks/setup.yml`` prints: by its callback plugin, with plays of tests in its place."""
+"""The output of ``playbooks/setup.yml``, from its callback plugin with the tests' own plays."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ FINALLY = {"name": "Say what comes next", "debug": {"msg": ["Next:", "  train ru
 
 
 def setup(folder: Path, *options: str, name: str = "setup.yml") -> subprocess.CompletedProcess[str]:
-    """Run the tasks as a playbook of a repository in a folder, with less patience."""
+    """Run the tasks as a playbook of a repository in a folder, with shorter intervals."""
     command, env = setup_command(folder, name)
     return run(*command, *options, cwd=folder, env=env)
 
@@ -77,7 +77,7 @@ def setup_command(folder: Path, name: str = "setup.yml") -> tuple[list[str], dic
         {"name": "Report", **play, "tasks": [FINALLY]},
     ]
     (folder / "playbooks" / name).write_text(json.dumps(plays), "utf-8")
-    # A colour would be counted as letters.
+    # Escape sequences of colors would count as letters.
     env = {
         **environment(),
         "ANSIBLE_CONFIG": str(folder / "ansible.cfg"),

@@ -16,10 +16,10 @@ from train.host import load
 
 
 def watched(ranks: list[Rank], stop: float = 0.0) -> PaceFinding:
-    """Return the first finding on two ranks that train; stop the second again and again.
+    """Return the first finding on two ranks that train, while the second is stopped repeatedly.
 
     Args:
-        stop: seconds of each stop, of which a third passes until the next one.
+        stop: seconds of each stop; the next one follows after a third of that time.
     """
     watch = Stragglers(dict.fromkeys(["worker-0", "worker-1"], "here"), window=4.0)
     for rank in ranks:

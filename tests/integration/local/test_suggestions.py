@@ -1,4 +1,4 @@
-"""Every command that a message suggests is taken from the message and run."""
+"""Every suggested command is extracted from a message and run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _NOT_PRINTED = ("validate", "cmd", "argv")
 
 
 def suggested_in(text: str, name: str) -> str:
-    """Return the command in a text that has the words of a suggestion."""
+    """Return the command in a text that matches a suggestion."""
     word = SUGGESTIONS[name].usage.split()[0]
     found = [part for part in re.findall(r"`([^`]+)`", text) if f" {word}" in part]
     assert found, text
@@ -52,7 +52,7 @@ def suggested_in(text: str, name: str) -> str:
 
 
 def texts(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the texts of a file that the product may print, with their lines."""
+    """Yield the texts of a file that users may see, with their line numbers."""
     return _of_python(path) if path.suffix == ".py" else _of_yaml(path)
 
 
@@ -211,9 +211,9 @@ def test_a_playbook_that_is_suggested_elsewhere_finds_its_settings(tmp_path: Pat
     assert done.returncode == 0, done.stderr
 
 
-#: Values for the fields of commands on hosts, but for folders and processes.
+#: Values for the fields of commands on hosts, except folders and processes.
 VALUES = {"index": "0", "watts": "250", "size": "1472", "address": "127.0.0.1"}
-#: Programs that would change this machine, or wait for another one.
+#: Programs that would change this machine, or wait for another machine.
 STUBS = ("iperf3", "nvidia-smi", "sudo")
 ON_HOSTS = [name for name, suggestion in SUGGESTIONS.items() if suggestion.program == HOST]
 

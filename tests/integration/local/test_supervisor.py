@@ -1,4 +1,4 @@
-"""A supervisor outlives what its script does, and tells of its own failure."""
+"""A supervisor survives its script's actions, and reports its own failure."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tests.support.job_folders import lay_out
 from tests.support.lab import REPOSITORY
 from train.host import ends, rank_environment, rank_files, ranks, records, supervisor, temporary
 
-#: What Keras prints of a second epoch.
+#: The output of Keras for a second epoch.
 LINES = "Epoch 2/2\\n10/10 - 1s - loss: 0.5000\\n\\n"
 
-#: What a script may do to the files of its rank; then it prints LINES and ends.
+#: Things that a script may do to the files of its rank. Then it prints LINES and ends.
 DEEDS = {
     "log renamed": "os.rename('stdout.log', 'old.log')",
     "log removed": "os.unlink('stdout.log')",
@@ -52,14 +52,14 @@ print("{lines}", flush=True)
 time.sleep(1.2)
 raise SystemExit({code})
 """
-#: After these the script is taken to write its own records, or there is no place for any.
+#: After these, the script seems to write its own records, or records cannot be written.
 NOT_READ = {deed for deed in DEEDS if deed.endswith(" progress") or deed.startswith("progress is")}
 FAILING = "log renamed, and an error"
 
 
 @pytest.fixture(scope="module")
 def rank_dirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The rank directory of each deed; all of them run at once."""
+    """Return the rank folder of each of these scripts, which all run at once."""
     folder = tmp_path_factory.mktemp("ranks")
     made = {}
     codes = {**dict.fromkeys(DEEDS, "0"), FAILING: "'' or 1 / 0"}
@@ -72,7 +72,7 @@ def rank_dirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
-#: Prints how many pages the kernel had to give it once more for memory that it had given back.
+#: Prints the number of page faults for memory that it had already used and freed.
 FAULTS = """
 import resource
 
@@ -210,7 +210,7 @@ def test_the_log_of_a_supervisor_has_a_limit(tmp_path: Path) -> None:
     assert log.read_text() == "this log became too large and was emptied\n"
 
 
-#: Writes much to its log and its progress, then its last words; at TERM it goes on writing.
+#: Writes a lot to its log and its progress, then its last lines. It continues after SIGTERM.
 FLOOD = """
 import json, os, signal, sys, time
 
@@ -248,7 +248,7 @@ def test_the_files_of_a_rank_have_a_limit_that_does_not_end_it(tmp_path: Path, m
         assert report["remaining"] == []
     found = bare_ranks.end(rank_dir)
     assert log.stat().st_size > 19 * LIMIT
-    # With what a rank writes between two turns of its supervisor.
+    # Including the output of a rank between two iterations of its supervisor.
     assert disk_use(log) < 1.1 * LIMIT
     assert disk_use(progress) < 1.1 * LIMIT
     assert set(found["left_out"]) == {"log", "progress"}
@@ -266,7 +266,7 @@ def test_the_files_of_a_rank_have_a_limit_that_does_not_end_it(tmp_path: Path, m
         assert begin < LIMIT
 
 
-#: Ends at once and leaves a child that does something.
+#: Ends at once and leaves an active child behind.
 LEAVING = """
 import os, subprocess, sys
 {start}

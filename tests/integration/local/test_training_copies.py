@@ -1,4 +1,4 @@
-"""Checkpoints of other ranks than the chief: copies, lost hosts, stale folders, later attempts."""
+"""Checkpoints of ranks other than the chief: copies, lost hosts, old folders, later attempts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ COPY = {1: {"TRAIN_CHECKPOINT_COPY": "1"}}
 
 @pytest.fixture(scope="module")
 def whole(start: Start, tmp_path_factory: pytest.TempPathFactory) -> list[Rank]:
-    """A run with a copy that was never interrupted."""
+    """Return the ranks of a run with a copy that was never interrupted."""
     folder = tmp_path_factory.mktemp("whole")
     return run_gang(start, folder, *OPTIONS, variables=COPY)
 
@@ -63,7 +63,7 @@ def test_the_loss_of_the_chiefs_folder_is_survived(
     chief, copy = tmp_path / "0/checkpoints", tmp_path / "1/checkpoints"
     shutil.copytree(whole[1].folder / "checkpoints", copy)
     (copy / "ckpt-88.npz").unlink()
-    # The host that replaces it was away: it has an old checkpoint, and one that is not a file.
+    # The replacement was away before: it has an old checkpoint, and one that is not a file.
     chief.mkdir(parents=True)
     shutil.copy(copy / "ckpt-70.npz", chief)
     (chief / "ckpt-900.npz").mkdir()
@@ -77,7 +77,7 @@ def test_the_loss_of_the_chiefs_folder_is_survived(
     assert "warning: " not in again[1].said()
     assert "retracing" not in again[1].said()
     assert saved_steps(copy) == LAST
-    # What the chief lacked was copied at once.
+    # The checkpoint that the chief lacked was copied at once.
     assert (chief / "ckpt-80.npz").read_bytes() == (copy / "ckpt-80.npz").read_bytes()
 
 
@@ -101,7 +101,7 @@ def test_a_folder_that_the_ranks_share_is_read_and_written_by_the_chief(
 def test_a_run_that_began_anew_counts_more_than_a_higher_step(
     start: Start, tmp_path: Path, whole: list[Rank]
 ) -> None:
-    """Worker 1 kept the copy of a run that was given up, and none of the next one."""
+    """Worker 1 kept a copy of a run that was given up, and none of the next run."""
     chief, stale = tmp_path / "0/checkpoints", tmp_path / "1/checkpoints"
     for folder in (chief, stale):
         shutil.copytree(whole[0].folder / "checkpoints", folder)
@@ -132,7 +132,7 @@ def test_a_later_attempt_goes_on_only_with_what_the_first_began_anew(
         own = {0: common, 1: {**common, **COPY[1]}}
         return run(start, tmp_path, *OPTIONS, "--resume=never", *more, variables=own)
 
-    # Killed before it has saved anything: what lies there is of the run before.
+    # Killed before it has saved a checkpoint, so the existing ones are from the previous run.
     ranks = attempt(1, start_gang)
     ranks[0].wait_for("starting")
     kill(ranks)
@@ -154,7 +154,7 @@ def test_a_folder_that_another_run_writes_into_is_refused(start: Start, tmp_path
     folder.mkdir()
     (folder / "unfinished-1").touch()
     descriptor = os.open(folder, os.O_RDONLY)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)  # as the chief of the other run does
+    fcntl.flock(descriptor, fcntl.LOCK_EX)  # like the chief of the other run
     try:
         options = ("--epochs=1", "--export=none", f"--checkpoint-dir={folder}", "--resume=never")
         ranks = start_gang(start, tmp_path, *options)
@@ -205,7 +205,7 @@ def test_other_options_of_any_rank_are_refused_but_where_they_are_no_matter(
             assert f"worker.py: error: worker-1 cannot start: {reason}" in rank.said()
     assert not any((tmp_path / "0/checkpoints").iterdir()), "the chief has locked it, no more"
 
-    # In a later attempt it is of another job; and nothing is written there.
+    # For a later attempt, it is from another job, and this rank writes no checkpoints there.
     ranks = run_gang(start, tmp_path, *options, variables={1: {"TRAIN_ATTEMPT": "2"}})
     assert f"warning: ignoring checkpoints/ckpt-88.npz: {reason}" in ranks[1].said()
     assert saved_steps(folder) == LAST
@@ -214,7 +214,7 @@ def test_other_options_of_any_rank_are_refused_but_where_they_are_no_matter(
 @inside
 def test_the_first_replica_of_the_chosen_rank_gives_the_values() -> None:
     strategy = replicas_of_cpu(4)
-    # Two ranks of two replicas each, played by one process.
+    # Two ranks of two replicas each, simulated in one process.
     workers = cluster.Cluster({"worker": ["a:1", "b:1"]}, "worker", 1)
     ranks = gang.Collective(strategy, workers)
     values: dict[str, list[Any]] = {
@@ -231,7 +231,7 @@ def test_the_first_replica_of_the_chosen_rank_gives_the_values() -> None:
             for part, value in zip(parts, own, strict=True):
                 part.assign(tf.fill([3], tf.constant(value, kind)))
             ranks.share([variable], source)
-            # As text, in which -0.0 is not 0.0.
+            # As text, because -0.0 then differs from 0.0.
             expected = str([own[2 * source]] * 3)
             assert [str(part.numpy().tolist()) for part in parts] == [expected] * 4
     assert ranks.gather([7, -1]).tolist() == [[7, -1], [7, -1]]

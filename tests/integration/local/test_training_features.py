@@ -1,4 +1,4 @@
-"""What changes how a training computes, and must not change what it learns."""
+"""Options that change how a training computes must not change its results."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_devices_and_parts_of_a_batch_change_no_number(
 def test_events_are_means_over_the_steps_between_them(
     start: Start, tf_python: str, tmp_path: Path
 ) -> None:
-    # However many of them are made in a call, and across a restart.
+    # With any number of steps in a call, and across a restart.
     common = ["--summary-every=5", "--export=none", "--learning-rate=0.02"]
     runs = {"each": ["--steps-per-execution=1", "--epochs=2"], "many": ["--epochs=1"]}
     ranks = run_all(start, tmp_path, {name: [*common, *more] for name, more in runs.items()})
@@ -102,7 +102,7 @@ OTHERS = {
 
 @pytest.fixture(scope="module")
 def others(start: Start, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Rank]:
-    """Runs that compute in other ways."""
+    """Return the ranks of runs that compute in other ways."""
     runs = {name: ["--epochs=4", "--export=none", *more] for name, more in OTHERS.items()}
     return run_all(start, tmp_path_factory.mktemp("others"), runs)
 
@@ -123,17 +123,17 @@ def test_a_deterministic_run_has_the_rate_of_milestones_and_no_times(
     expected |= dict.fromkeys(range(3, 23), 0.05)
     expected |= dict.fromkeys(range(23, 31), 0.025) | dict.fromkeys(range(31, 45), 0.0125)
     assert rates == pytest.approx(expected, rel=1e-5)
-    # Times of a step's parts are not taken, and not reported.
+    # The parts of a step's time are neither measured nor reported.
     assert not any("step_time" in record for record in others["deterministic"].records())
 
 
 def check_float16(*paths: Path) -> None:
-    """Check that checkpoints are equal, and that the loss was scaled all the while."""
+    """Check that checkpoints are equal, and that the loss was always scaled."""
     first, second = (checkpoints.read(path).arrays for path in paths)
     for name, array in first.items():
         assert np.array_equal(array, second[name]), name
     counter, scale = (float(first[name]) for name in sorted(first)[-2:])
-    # Steps whose gradients were too large were left out.
+    # Steps whose gradients were too large were skipped.
     assert 0 < counter <= 44
     assert 1 < scale <= 2**15
 
@@ -162,7 +162,7 @@ RESNET = (
     "--export=none",
 )
 ALL_RECORDS = "worker.ProgressWriter.due = lambda self, phase: True"
-#: One BatchNorm instead of 19 tests the same and is traced sooner.
+#: A single BatchNorm tests the same as 19, and is traced faster.
 SMALL = patched(f"""
 import tensorflow as tf
 from training import models
@@ -185,7 +185,7 @@ models.resnet = resnet
 
 @pytest.fixture(scope="module")
 def apart(start: Start, tmp_path_factory: pytest.TempPathFactory) -> list[Rank]:
-    """Two ranks whose BatchNorm takes means over their own shares."""
+    """Return two ranks whose BatchNorm computes means over its own share only."""
     options = (*RESNET, "--checkpoint-every=3")
     return run_gang(start, tmp_path_factory.mktemp("apart"), *options, script=SMALL)
 
@@ -201,7 +201,7 @@ def test_batch_norm_is_the_same_in_all_ranks_and_for_any_number_of_them(
         alone.said().count("trained on synthetic data: the metrics say nothing about real data\n")
         == 1
     )
-    # The hash is also of the moving statistics.
+    # The hash includes the moving statistics.
     for gang in (apart, together):
         assert gang[0].weights() == gang[1].weights()
     check_times([*apart, alone, deep])
@@ -221,7 +221,7 @@ def test_batch_norm_is_the_same_in_all_ranks_and_for_any_number_of_them(
 def test_batch_norm_is_resumed_by_all_ranks(
     start: Start, tmp_path: Path, apart: list[Rank]
 ) -> None:
-    """One rank reads the checkpoint, and its moving statistics, and gives them to the other."""
+    """One rank reads the checkpoint with the moving statistics, and sends them to the other."""
     folder = tmp_path / "0/checkpoints"
     shutil.copytree(apart[0].folder / "checkpoints", folder)
     (folder / "ckpt-5.npz").unlink()
@@ -251,19 +251,19 @@ def test_parts_of_a_batch_change_batch_norm_as_replicas_do(
         for rank in ranks.values()
     )
     assert len(of_parts) == 2
-    # Four changes per step instead of one would move them by more than half.
+    # With four updates per step instead of one, the statistics would move by more than half.
     assert of_parts == pytest.approx(of_replicas, rel=0.02, abs=1e-3)
 
 
 PACKED = patched("from training import exchange\nexchange.PACK_BYTES = 2000")
 SHORT = ("--epochs=3", "--export=none", "--learning-rate=0.05", "--checkpoint-every=20")
-#: What travels between workers, and how many there are.
+#: The precision of the exchange, and the number of workers.
 EXCHANGES = {"float32": 2, "bfloat16": 2, "float16": 3}
 
 
 @pytest.fixture(scope="module")
 def exchanged(start: Start, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Rank]]:
-    """Gangs that exchange in packs, and one that exchanges float32 in one."""
+    """Return gangs that exchange gradients in packs, and one that exchanges float32 at once."""
     folder = tmp_path_factory.mktemp("exchanged")
     gangs = {"whole": start_gang(start, folder / "whole", *SHORT)}
     for precision, workers in EXCHANGES.items():
@@ -302,7 +302,7 @@ def test_fewer_bits_in_the_exchange_survive_a_kill_and_a_lost_worker(
         shutil.copytree(whole.folder / "checkpoints", folder)
         (folder / "ckpt-33.npz").unlink()
     again = run_gang(start, tmp_path / "again", *options, script=PACKED)
-    # One worker has nobody to exchange with: it computes what two did, with all bits.
+    # A single worker exchanges nothing, and computes the same as two did, in full precision.
     [alone] = run_gang(start, tmp_path / "alone", *options, workers=1)
     for rank in (again[0], alone):
         assert "worker-0: resumed at step 20" in rank.said()
@@ -313,7 +313,7 @@ def test_fewer_bits_in_the_exchange_survive_a_kill_and_a_lost_worker(
 
 
 def check_times(ranks: list[Rank]) -> None:
-    """Make sure that the records of training tell the parts of a step's time, and memory."""
+    """Check that records of training contain the parts of a step's time, and memory."""
     for rank in ranks:
         training = [record for record in rank.records() if record["phase"] == "training"]
         assert len(training) >= 2
@@ -340,7 +340,7 @@ def make_step(optimizer: Any, **options: Any) -> tuple[Any, Any]:
 @inside
 def test_weight_decay_is_for_kernels_alone() -> None:
     model, train_step = make_step(tf.keras.optimizers.SGD(0.5), weight_decay=0.1)
-    for variable in model.trainable_variables:  # not at 0, where a decay would not be seen
+    for variable in model.trainable_variables:  # not 0, because a decay would then have no effect
         variable.assign_add(tf.ones_like(variable))
     before = [variable.numpy() for variable in model.trainable_variables]
     tf.function(train_step.apply)([tf.zeros_like(v) for v in model.trainable_variables])
@@ -363,14 +363,14 @@ def test_the_learning_rate_follows_the_step_where_float16_overflows() -> None:
 
 @inside
 def test_a_call_has_as_many_steps_as_fit_into_its_time() -> None:
-    # One step where nothing is known.
+    # One step if its duration is unknown.
     taken = (0.0, 0.01, 0.25, 0.9, 1.1, 7.0)
     assert [step_runner.steps_within(2.0, each, 10) for each in taken] == [1, 10, 8, 2, 1, 1]
 
 
 @inside
 def test_only_what_follows_the_data_is_averaged() -> None:
-    """A frozen layer stays as it is to the last bit."""
+    """A frozen layer keeps all of its bits."""
     model, train_step = make_step(tf.keras.optimizers.SGD(0.5))
     model.layers[1].trainable = False
     assert [v.name for v in model.layers[1].variables] == ["conv/kernel:0"]
@@ -379,7 +379,7 @@ def test_only_what_follows_the_data_is_averaged() -> None:
 
 
 def fetch_unknown(indices: Any) -> tuple[Any, Any]:
-    """Fetch as a user's own code that does not say how many examples it gives."""
+    """Fetch examples like a user's code that does not declare their number."""
     rows = np.eye(8, dtype=np.float32)
     features = tf.numpy_function(lambda i: rows[i], [indices], tf.float32)
     features.set_shape([None, 8])

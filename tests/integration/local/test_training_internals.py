@@ -1,4 +1,4 @@
-"""Private names of TensorFlow: what training.tensorflow_internals relies on."""
+"""The private names of TensorFlow on which training.tensorflow_internals relies."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_coordinator_has_lost_no_worker_until_it_marks_one() -> None:
     assert worker._is_dead_with_error is None
     worker._is_dead_with_error = tf.errors.UnavailableError(None, None, "away")
     assert internals.lost_workers(coordinator) == {0}
-    # Before there is a coordinator, no worker counts as lost.
+    # Without a coordinator, no worker counts as lost.
     assert internals.lost_workers(None) == set()
 
 

@@ -1,4 +1,4 @@
-"""Random numbers by key, dropout, augmentation and the order of the examples."""
+"""Keyed random numbers, dropout, augmentation and the order of the examples."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def keys_of(count: int, seed: int = 5, step: int = 7, first: int = 0) -> Any:
 
 
 def near(value: float, degrees: float) -> bool:
-    """Whether a chi-square statistic is within five standard deviations of its mean."""
+    """Return whether a chi-square statistic is within five standard deviations of its mean."""
     return abs(value - degrees) <= 5 * math.sqrt(2 * degrees)
 
 
 def chi_square(numbers: Any, bins: int) -> float:
-    """Return how far whole numbers below ``bins`` are from being drawn evenly."""
+    """Return the chi-square statistic of whole numbers below ``bins`` for a uniform draw."""
     expected = numbers.size / bins
     return float(((np.bincount(numbers.ravel(), minlength=bins) - expected) ** 2 / expected).sum())
 
@@ -41,8 +41,8 @@ def test_the_numbers_are_known_and_the_same_bits_under_xla() -> None:
     drawn = [way(tf.constant(7, tf.int64), tf.range(4, dtype=tf.int64)) for way in ways]
     eager, graph, xla = ([tensor.numpy().tobytes() for tensor in found] for found in drawn)
     assert eager == graph == xla
-    # Of MurmurHash3's fmix32 as it is published. All of these were computed with whole numbers of
-    # Python, too.
+    # Values of the published fmix32 of MurmurHash3. All of them were also computed with Python's
+    # integers.
     mixed = keyed.mix(tf.constant([0, 1, 0xFFFFFFFF], tf.uint32))
     assert mixed.numpy().tolist() == [0, 0x514E28B7, 0x81F16F39]
     keys, numbers, scalars, _ = drawn[0]
@@ -148,7 +148,7 @@ def test_dropout_is_by_sample() -> None:
 @inside
 def test_crops_and_flips_are_those_of_the_paper_and_equally_likely() -> None:
     side, pad, count = 9, 4, 2**15
-    # A pixel's number stands in it, so that each image shows how it was moved and flipped.
+    # Each pixel contains its number, so an image shows how it was moved and flipped.
     image = 1 + tf.reshape(tf.range(side * side), [1, side, side, 1])
     images = tf.repeat(image, count, axis=0)
     moved = order.crop_flip(images, keys_of(count))
@@ -173,7 +173,7 @@ def test_crops_and_flips_are_those_of_the_paper_and_equally_likely() -> None:
 
 
 def epochs_of(size: int, seed: int, epochs: list[int]) -> list[Any]:
-    """Return the orders of some epochs, each of which is one batch."""
+    """Return the order of the examples in some epochs, each of which is one batch."""
     zero = tf.constant(0, tf.int64)
     steps = (tf.constant(epoch, tf.int64) for epoch in epochs)
     return [order.indices(seed, size, size, step, zero, size).numpy() for step in steps]
@@ -190,7 +190,7 @@ def test_neighbours_of_an_epoch_differ_as_in_a_uniform_permutation(size: int) ->
         assert (np.sort(found) == np.arange(size)).all()
     draw = np.random.default_rng(0)
     uniform = max(most_common_step(draw.permutation(size)) for _ in range(8))
-    # One more than the largest of eight of numpy's: these are maxima over tens of thousands.
+    # One more than the largest of eight of numpy's, because these are maxima of tens of thousands.
     assert max(map(most_common_step, epochs)) <= uniform + 1
 
 
@@ -201,7 +201,7 @@ def test_no_two_epochs_or_seeds_have_an_order_in_common() -> None:
     for seed in (*far, 1_000_000_000):
         others += epochs_of(size, seed, [0])
     others += epochs_of(size, 1, [1])
-    # Of 1437 examples one stands where it stood, in the mean; ten would be one run in a million.
+    # On average, one of 1437 examples keeps its place. Ten would occur in one of a million runs.
     assert max((base == other).mean() for other in others) < 10 / size
 
 

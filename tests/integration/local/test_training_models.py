@@ -36,7 +36,7 @@ SHAPES = {"digits-cnn": (8, 8, 1), "mnist-cnn": (28, 28, 1), "linear": (8, 8, 1)
 
 
 def build(name: str, seed: int = 3, **options: Any) -> Any:
-    if name == "resnet8":  # as small as there can be one, and not offered
+    if name == "resnet8":  # the smallest possible one, which users cannot select
         own = {"sync_batch_norm": False, "dropout": 0.0, **options}
         return models.resnet(8, (16, 16, 3), 10, seed, **own)
     return models.build(name, SHAPES.get(name, (32, 32, 3)), 10, seed, **options)
@@ -81,16 +81,16 @@ def test_networks_are_as_published_and_drawn_by_seed() -> None:
         for seed in range(4)
     )
     for kernel in first:
-        # All are of the distribution that their layers have.
+        # All weights have the distribution of their layer.
         assert 0.8 < kernel.std() / (2 / np.prod(kernel.shape[:-1])) ** 0.5 < 1.2
-        # None is one of another seed, not even of another layer.
+        # No weights occur with another seed, not even in another layer.
         for other in (other for kernels in others for other in kernels):
             assert not np.array_equal(kernel, other)
     assert models.build("linear", (13,), 1, 0).output_shape == (None, 1)
 
 
 def count(*names: str) -> dict[str, int]:
-    """Return how many numbers networks train, as the doctor has them trained."""
+    """Return the numbers of trained parameters of the doctor's networks."""
     found = {}
     for name in names:
         variables = models.build(name, synthetic.SHAPE, 10, 0).trainable_variables
@@ -129,7 +129,7 @@ def test_residual_networks() -> None:
             return model(images, training=True)
 
     def difference(**options: Any) -> float:
-        """Return by how much 2 replicas differ in training from one that has the whole batch."""
+        """Return the difference between trainings with two replicas and with a single one."""
         with replicas.scope():
             shared = build("resnet8", **options)
         norms = [of for of in shared.layers if isinstance(of, layers.BatchNormalization)]
@@ -156,7 +156,7 @@ def test_residual_networks() -> None:
 
 
 def nested() -> Any:
-    """Return a network with dropout in its own layers, and in those of a network in it."""
+    """Return a network with dropout in its own layers, and in those of a nested network."""
     layers = tf.keras.layers
     inner = tf.keras.Sequential([tf.keras.Input((6,)), layers.Dense(5)])
     assert keyed.exportable(inner) is inner

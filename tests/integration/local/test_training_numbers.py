@@ -1,4 +1,4 @@
-"""The numbers of a training: of any number of workers, of the same in numpy, of Keras' own fit."""
+"""A training's numbers with any number of workers, compared with numpy and with Keras' fit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ settings, task = modules("training.settings", "training.task")
 pytestmark = pytest.mark.tensorflow
 
 STEPS = 44
-#: Of every step, the loss goes into the events; with dropout.
+#: With dropout. The loss of every step is written to the events.
 OPTIONS = (
     f"--epochs={STEPS // 11}",
     "--summary-every=1",
@@ -33,7 +33,7 @@ OPTIONS = (
     "--class-weights=1,1,1,2,1,1,1,1,1,0.5",
     "--ema=0.9",
 )
-#: What the losses may differ by, relative: rounding grows from step to step.
+#: The relative tolerance of the losses, because rounding errors grow from step to step.
 CLOSE = 1e-5
 
 
@@ -46,7 +46,7 @@ def losses(python: str, rank: Rank) -> list[float]:
 def test_any_number_of_workers_has_the_same_losses(
     start: Start, tf_python: str, tmp_path: Path
 ) -> None:
-    """They are those of one worker, of two, and of one or three that resume in their place."""
+    """One worker, two workers, and one or three that resume a run of two have equal losses."""
     [alone] = start_gang(start, tmp_path / "alone", *OPTIONS, workers=1)
     run_gang(start, tmp_path / "2", *OPTIONS, f"--epochs={STEPS // 22}")
     assert alone.end() == 0, alone.said()

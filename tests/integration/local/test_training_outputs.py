@@ -1,4 +1,4 @@
-"""How runs end and what they leave: early ends, files, checkpoints, a user's modules, refusals."""
+"""Ends of runs and their outputs: early ends, files, checkpoints, user modules, errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.tensorflow
 
 #: An epoch of the digits has 11 steps.
 PER_EPOCH = 11
-#: For tests in which the network does not matter: it is traced soonest.
+#: For tests in which the network does not matter, because it is traced fastest.
 LINEAR = "--model=linear"
 
 EARLY = (
@@ -51,7 +51,7 @@ EARLY = (
 
 @pytest.fixture(scope="module")
 def early(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Rank:
-    """A run whose test loss never falls by as much as it should."""
+    """Return the rank of a run whose test loss never falls by as much as required."""
     return run_gang(start, tmp_path_factory.mktemp("early"), *EARLY, workers=1)[0]
 
 
@@ -71,7 +71,7 @@ def test_an_early_end_leaves_a_final_checkpoint_and_both_models(
     about = about_checkpoint(early.folder / "checkpoints/ckpt-33.npz")
     assert about["final"] is True
     assert (about["position"]["early"], about["position"]["waited"]) == (True, 2)
-    # The first test had the least loss, as far as --min-delta says: its weights are left.
+    # With --min-delta, the first test had the lowest loss, so its weights are kept.
     assert about["position"]["best_step"] == PER_EPOCH
     assert "keeping the best weights, those of step 11\n" in early.said()
     first = float(re.findall(r"epoch 1/50: .* test_loss (\d\.\d+)", early.said())[0])
@@ -120,7 +120,7 @@ def test_a_finished_run_goes_on_and_a_full_disk_costs_no_checkpoint(
     before = content(tmp_path / "0/checkpoints")
     assert list(before) == ["ckpt-11.npz"]
 
-    # No file can be written that is as large as a checkpoint.
+    # Files as large as a checkpoint cannot be written.
     options = ["--epochs=3", "--checkpoint-every=11"]
     full = start(tmp_path / "0", *options, script=SMALL_FILES)
     assert full.end() == 1
@@ -160,7 +160,7 @@ worker.ProgressWriter.due = lambda self, phase=None: True
 
 
 def steps_of_events(folder: Path) -> list[int]:
-    """Return the steps of TensorBoard's events; a file that is cut off is read up to there."""
+    """Return the steps of TensorBoard's events; a truncated file is read as far as possible."""
     steps: list[int] = []
     for path in folder.iterdir():
         with contextlib.suppress(tf.errors.DataLossError):
@@ -171,7 +171,7 @@ def steps_of_events(folder: Path) -> list[int]:
 def test_what_is_for_display_alone_ends_no_training(
     start: Start, tmp_path: Path, tf_python: str
 ) -> None:
-    """Everything that a rank writes goes to a disk that is full for two epochs."""
+    """A rank writes all its files to a disk that is full for two epochs."""
     options = [LINEAR, "--epochs=5", "--export=none", "--checkpoint-seconds=0"]
     options += ["--summary-every=1", "--tensorboard-dir=events"]
     with small_disk(tmp_path / "disk") as disk:
@@ -240,7 +240,7 @@ def test_whatever_fails_in_writing_a_checkpoint_blocks_nothing(tmp_path: Path) -
         writer.save(step, {"model.0000": np.ones(3)}, {})
     writer.finish()
 
-    # Variables of a type that numpy does not know.
+    # Variables of a type that numpy does not have.
     policy = tf.keras.mixed_precision.Policy("bfloat16")
     model = tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(2, dtype=policy)])
     assert {variable.dtype for variable in model.variables} == {tf.bfloat16}
@@ -266,12 +266,12 @@ def test_whatever_fails_in_writing_a_checkpoint_blocks_nothing(tmp_path: Path) -
 def test_first_weights_are_those_of_another_training(
     early: Rank, start: Start, tmp_path: Path
 ) -> None:
-    # Layers that Keras names have the same names in each model of a process, and so in its file.
+    # Layers named by Keras have the same names in each model of a process, and in its file.
     (tmp_path / "own.py").write_text(GOOD)
     own = f"--model={tmp_path}/own.py"
     first = start(tmp_path / "own", "--epochs=5", own, "--export=both")
     assert first.end() == 0, first.said()
-    # Its last weights; its model has the best ones.
+    # A checkpoint has the last weights, the model the best ones.
     checkpoint = early.folder / "checkpoints/ckpt-33.npz"
     model = early.folder / "model/model.keras"
     (tmp_path / "damaged.npz").write_bytes(checkpoint.read_bytes()[:5000])
@@ -293,7 +293,7 @@ def test_first_weights_are_those_of_another_training(
     wrong = {"missing": "no nowhere.npz", "damaged": "cannot be read: "}
     for name, gang in ranks.items():
         codes = {rank.end() for rank in gang}
-        # Where one has ended for what is wrong, another one may have lost its peer before it knew.
+        # When one rank ends with the error, another may lose its peer before it sees the error.
         assert codes - {1} == {2} if name in wrong else codes == {0}, name
     test_losses = re.findall(r"test_loss (\d\.\d+)", early.said())
     own_loss = first.records()[-1]["metrics"]["test_loss"]
@@ -307,7 +307,7 @@ def test_first_weights_are_those_of_another_training(
         assert f"worker-0: {count} of {count} variables are initialized from {source}\n" in said
         found = ranks[name][0].records()[-1]["metrics"]["test_loss"]
         assert found == pytest.approx(test_loss, abs=1e-4)
-    # A network that has only its last biases in common.
+    # A network that only shares the last biases.
     told = f"worker-0: 1 of 2 variables are initialized from {model}; not outputs/kernel\n"
     assert told in ranks["other"][0].said()
     for name, text in wrong.items():
@@ -316,7 +316,7 @@ def test_first_weights_are_those_of_another_training(
             assert text in rank.said()
 
 
-#: Settings, and why they are refused: by the task, or by what makes the strategy.
+#: Settings, and the error of the task or of the strategy.
 REFUSALS: list[tuple[dict[str, Any], str]] = [
     (
         {"batch_size": 1440},
@@ -423,7 +423,7 @@ def test_own_modules_learn_numbers_and_classes(
     files = {
         "numbers": NUMBERS,
         "huber": HUBER,
-        # A tf.data.Dataset, a module beside, and a loss, metrics and an optimizer.
+        # A tf.data.Dataset, a module next to the file, and a loss, metrics and an optimizer.
         "data": f"{DATASET}{HOOKS}",
         "beside": BESIDE,
         "model": f"{GOOD}def loss(labels, outputs): return outputs",
@@ -434,7 +434,7 @@ def test_own_modules_learn_numbers_and_classes(
     numbers, data = f"--data={tmp_path}/numbers.py", f"--data={tmp_path}/data.py"
     runs = {
         "classes": ["--epochs=20", "--learning-rate=0.02", data],
-        # A label of two numbers, with squared error and with the user's own loss.
+        # A label of two numbers, with the squared error and with the user's loss.
         "squared": ["--epochs=12", numbers],
         "absolute": ["--epochs=12", numbers, f"--model={tmp_path}/huber.py"],
         "both": [data, f"--model={tmp_path}/model.py"],
@@ -447,10 +447,10 @@ def test_own_modules_learn_numbers_and_classes(
     assert classes["test_accuracy"] > 0.9
     assert 1 / 3 < classes["test_sureness"] <= 1
     assert squared["test_mean_absolute_error"] < 0.05
-    # The own loss is a sum over two numbers, the metric their mean.
+    # The user's loss is a sum over two numbers, and the metric is their mean.
     assert absolute["test_loss"] == pytest.approx(2 * absolute["test_mean_absolute_error"])
     assert absolute["test_mean_absolute_error"] < 0.3
-    # The optimizer is the user's: how many steps, and a mean square for each variable.
+    # The user's optimizer has the number of steps, and a mean square for each variable.
     names = call(tf_python, array_names, ranks["classes"].folder / "checkpoints/ckpt-240.npz")
     assert len([name for name in names if name.startswith("optimizer.")]) == 1 + 2
 
@@ -461,7 +461,7 @@ def array_names(path: Path) -> list[str]:
 
 MODEL = "import tensorflow as tf\nK = tf.keras\ndef build_model(shape): return K.Sequential("
 GOOD = f"{MODEL}[K.Input(shape), K.layers.Flatten(), K.layers.Dense(10)])\n"
-#: Modules, as --model or --data, and what they are told.
+#: Modules for --model or --data, and their errors.
 MODULES: dict[str, tuple[str, str]] = {
     "data-none": ("x = 1", "has no function build_dataset()"),
     "data-asks": (
@@ -509,7 +509,7 @@ MODULES: dict[str, tuple[str, str]] = {
 
 
 def check_modules(folder: Path) -> str:
-    """Check what is said of each of MODULES, and return it of one."""
+    """Check the error of each of MODULES, and return one of them."""
     for name, (_, reason) in MODULES.items():
         path = folder / f"{name}.py"
         given = dataclasses.replace(settings.Settings(), **{name.partition("-")[0]: str(path)})

@@ -1,4 +1,4 @@
-"""Runs that are killed and go on: the same bits at the end as if nothing had happened."""
+"""Runs that are killed and resumed end with the same bits as uninterrupted ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.training_script import call, modules, scalars
 
 pytestmark = pytest.mark.tensorflow
 
-#: With all that is random (the order, augmentation, dropout), and all that is kept besides weights.
+#: With everything random (order, augmentation, dropout), and all state besides the weights.
 OPTIONS = (
     "--epochs=15",
     "--checkpoint-every=25",
@@ -43,13 +43,13 @@ OPTIONS = (
     "--patience=100",
     "--export=none",
 )
-#: How many kills at random points are tried; KILL_POINTS=20 for more.
+#: Number of kills at random points; set KILL_POINTS=20 for more.
 POINTS = int(os.environ.get("KILL_POINTS", "3"))
 
 
 @pytest.fixture(scope="module")
 def undisturbed(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Rank:
-    """The chief of a run that was never interrupted."""
+    """Return the chief of a run that was never interrupted."""
     ranks = run_gang(start, tmp_path_factory.mktemp("undisturbed"), *OPTIONS)
     assert ranks[0].weights() == ranks[1].weights()
     return ranks[0]
@@ -65,7 +65,7 @@ def test_killed_run_ends_with_the_same_bits(
     victims = [[0], [1], [0, 1]][point % 3]
     folder = tmp_path / "0/checkpoints"
     if point % 3 == 2:
-        # In the writing of a checkpoint, some time in the run.
+        # While a checkpoint is written, at some time in the run.
         after = time.monotonic() + draw.uniform(0, 0.35)
         while ranks[0].process.poll() is None:
             if time.monotonic() > after and any(folder.glob("unfinished-*")):
@@ -94,7 +94,7 @@ def test_sigterm_saves_the_same_step_everywhere_and_ends(
     ]
     assert (tmp_path / f"0/checkpoints/ckpt-{step}.npz").is_file()
     assert not (tmp_path / "1/checkpoints").exists()
-    # The events until then are kept.
+    # Events of earlier steps are kept.
     [tags] = scalars(tf_python, ranks[0])
     assert sorted(tags["train/loss"]) == list(range(1, step + 1))
 
@@ -146,7 +146,7 @@ def build_model(shape, classes):
 
 
 def test_sigterm_saves_however_slow_the_steps_are(start: Start, tmp_path: Path) -> None:
-    # Ten steps in a call would take 12 s, and 8 s are left after the signal.
+    # A call with ten steps would take 12 s, but only 8 s are left after the signal.
     (tmp_path / "slow.py").write_text(SLOW)
     options = [f"--model={tmp_path}/slow.py", "--export=none", "--evaluate-every=0"]
     ranks = start_gang(start, tmp_path, *options)
@@ -171,7 +171,7 @@ def test_tensorboard_shows_each_step_once_after_a_resume_from_before(
     [rank] = run_gang(start, tmp_path, *options, "--epochs=4", workers=1)
     events = rank.folder / "tensorboard"
     assert call(tf_python, steps_shown, events) == list(range(1, 45))
-    # As a kill may leave them, checkpoints are behind the events: the next run makes steps again.
+    # A kill may leave checkpoints that are older than the events, so the next run repeats steps.
     for step in (40, 44):
         (rank.folder / f"checkpoints/ckpt-{step}.npz").unlink()
     [again] = run_gang(start, tmp_path, *options, "--epochs=5", workers=1)

@@ -1,4 +1,4 @@
-"""Training with parameter servers: servers that end by themselves, and the chief's watch."""
+"""Parameter servers that end by themselves, and the chief's watch over them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from tests.support.training_ranks import (
 pytestmark = pytest.mark.tensorflow
 
 LAB = (REPOSITORY / "tests/data/servers_lab.py").read_text()
-#: What the watch of the lab is given for an unresponsive server.
+#: Time limits of the lab's watch for unresponsive servers.
 LIMIT = 3.0
-#: What the chief's log repeats after a freeze in about one of six tries: TensorFlow 2.21 has
-#: connected the worker again, and each of its steps fails, as long as the worker lives.
+#: An error that the chief's log repeats after about one of six freezes: TensorFlow 2.21 has
+#: connected the worker again, but each of its steps fails for as long as the worker lives.
 NOT_TAKEN_BACK = re.compile(
     r"(?s)responds again.*failed with (AbortedError\(\):Cleanup|NotFoundError\(\):'__inference).*"
     r"no worker has responded"
@@ -35,7 +35,7 @@ NOT_TAKEN_BACK = re.compile(
 
 
 def start_all(start: Start, folder: Path, closures: int = 2000) -> dict[str, Rank]:
-    """Start all tasks, and wait until the steps are under way."""
+    """Start all tasks, and wait until steps are made."""
     addresses = cluster_addresses()
     ranks = {
         task: start_task(start, folder, addresses, task, str(closures), script=LAB)
@@ -69,7 +69,7 @@ def test_frozen_worker_is_left_out_and_taken_back_and_a_killed_one_is_done_witho
     wait_for_line(chief, "the training continues without it")
     assert LIMIT - 1 < time.monotonic() - began < LIMIT + 30
     left_out = time.time()
-    time.sleep(5)  # on a loaded machine it takes seconds until a worker has work again
+    time.sleep(5)  # on a busy machine, it takes seconds until a worker makes steps again
     continued = time.time()
     workers[1].process.send_signal(signal.SIGCONT)
     wait_for_line(chief, "responds again")
@@ -87,7 +87,7 @@ def test_frozen_worker_is_left_out_and_taken_back_and_a_killed_one_is_done_witho
     # Process and Unix time of each step.
     made: list[tuple[int, float]] = json.loads(chief.said().splitlines()[-1])
     assert len(made) == 800
-    # Without the frozen worker, with it again, and without the killed one.
+    # Without the frozen worker, with it again, and without the killed worker.
     assert {pid for pid, at in made if left_out < at < continued} == {first}
     assert {pid for pid, at in made if continued < at < killed} == {first, second}
     assert {pid for pid, at in made if killed + 0.5 < at} == {second}
@@ -121,7 +121,7 @@ def test_lost_parameter_server_ends_the_chief_by_name(
 def test_chief_without_any_worker_names_them(start: Start, tmp_path: Path) -> None:
     ranks = start_all(start, tmp_path)
     ranks["worker-0"].process.kill()
-    # At a worker's end TensorFlow takes functions away on all others, under Python's lock.
+    # When a worker ends, TensorFlow removes functions on all others, under Python's lock.
     wait_for_line(ranks["chief-0"], "the training continues without it")
     ranks["worker-1"].process.send_signal(signal.SIGSTOP)
     assert failure(ranks["chief-0"]) == (

@@ -1,4 +1,4 @@
-"""The training program's data: by name, files as they are published, folders, arrays; downloads."""
+"""The training program's data: published files, folders, arrays, and downloads."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ arrays, data, published, settings, task = modules(
 
 
 def open_data(name: str, folder: Path | None = None, **more: Any) -> Any:
-    """Open data as the program does."""
+    """Open data like the program."""
     options = {"image_size": 8, "seed": 1, "examples": 100, **more}
     return task.open_data(settings.Settings(data=name, data_dir=folder, **options))
 
 
 def refusal(name: str, folder: Path, **more: Any) -> str:
-    """Return why data cannot be opened."""
+    """Return the error when data cannot be opened."""
     with pytest.raises(data.DataError) as refused:
         open_data(name, folder, **more)
     return str(refused.value)
@@ -58,7 +58,7 @@ def fetch(split: Any, *indices: int) -> tuple[Any, Any]:
 
 
 def fetch_error(split: Any, *indices: int) -> str:
-    """Return why examples cannot be fetched."""
+    """Return the error when examples cannot be fetched."""
     with pytest.raises(tf.errors.OpError) as failed:
         fetch(split, *indices)
     return str(failed.value)
@@ -75,7 +75,7 @@ def write_files(folder: Path, files: dict[str, bytes]) -> Path:
 def test_digits_keep_every_fifth_for_the_test() -> None:
     found, table = open_data("digits"), np.loadtxt(DIGITS, delimiter=",")
     own, targets = table[:, :-1].reshape(-1, 8, 8, 1), table[:, -1]
-    # As the data set's authors publish it.
+    # In the format of the data set's authors.
     counts = [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
     assert np.bincount(targets.astype(int)).tolist() == counts
     assert about(found) == ([1437, 360], [8, 8, 1], 10)
@@ -104,7 +104,7 @@ def test_synthetic_images_follow_from_seed_and_number_and_can_be_learned() -> No
     means = np.stack([images[labels == kind].mean(axis=0) for kind in range(10)])
     guesses = ((tests[:, None] - means) ** 2).sum(axis=(2, 3, 4)).argmin(axis=1)
     assert (guesses == answers).mean() > 0.99
-    # The same on every machine and with every version, or VERSION must change.
+    # The values must be the same on every machine, and VERSION must change if they do.
     first = (images[:50] * 255).round().astype(np.uint8).tobytes()
     assert hashlib.sha256(first).hexdigest() == (
         "c8eca02485af2dc26398f99a280a79186e4360ea1ace4f34f548483c5d492157"
@@ -115,7 +115,7 @@ IMAGES, LABELS = "train-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"
 
 
 def write_mnist(folder: Path) -> Path:
-    """Write six examples to train on and three for the test, of 28 x 28 pixels, as MNIST is."""
+    """Write six training and three test examples of 28 x 28 pixels in the format of MNIST."""
     files = {}
     for part, count in (("train", 6), ("t10k", 3)):
         pixels = bytes(number * 40 for number in range(count) for _ in range(28 * 28))
@@ -131,7 +131,7 @@ def test_opening_data_runs_no_tensorflow_operation(tmp_path: Path) -> None:
     folder = write_mnist(tmp_path / "mnist")
     for name in ("digits", "synthetic", "mnist"):
         open_data(name, folder)
-    # Refused as soon as there has been an operation.
+    # Rejected if an operation has already run.
     tf.config.threading.set_inter_op_parallelism_threads(1)
 
 
@@ -200,7 +200,7 @@ def test_damaged_idx_files_are_named(tmp_path: Path) -> None:
 
 
 def publish(folder: Path, port: int) -> str:
-    """Have MNIST published as the files of a folder at a port, and return the address."""
+    """Make the files of a folder, served at a port, the published MNIST; return the address."""
     os.environ["no_proxy"] = "*"
     address = f"http://127.0.0.1:{port}/"
     published.PUBLISHED["mnist"] = [
@@ -249,7 +249,7 @@ BATCHES = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.
 
 
 def binary_batch(*labels: int) -> bytes:
-    """Return images whose red is all of their label, whose green is 100, and whose blue 255."""
+    """Return images with the label as red, 100 as green and 255 as blue in all pixels."""
     return b"".join(bytes([label] * 1025 + [100] * 1024 + [255] * 1024) for label in labels)
 
 
@@ -335,7 +335,7 @@ def test_npz_archives(tmp_path: Path) -> None:
 
 
 class Split:
-    """Examples that are fetched by a user's own code."""
+    """Examples that a user's own code fetches."""
 
     size, classes = 5, 7
 
@@ -410,7 +410,7 @@ def test_own_arrays_that_do_not_fit_are_refused() -> None:
 
 
 def png(color: tuple[int, int, int], width: int = 8, height: int = 8) -> bytes:
-    """Return a PNG image of one colour."""
+    """Return a PNG image of one color."""
     return bytes(tf.io.encode_png(np.full((height, width, 3), color, np.uint8)).numpy())
 
 
@@ -448,7 +448,7 @@ def test_images_are_classes_by_folder(tmp_path: Path) -> None:
 
     (two / "train/cat/0.png").write_bytes(png((254, 0, 0)))
     assert open_data("images", two).fingerprint != prints[0]
-    # 0 takes the size of the first one, which here is neither square nor that of the others.
+    # 0 means the size of the first image, which is neither square nor that of the others here.
     (one / "train/cat/0.png").write_bytes(png((255, 0, 0), 7, 9))
     as_first = open_data("images", one, image_size=0)
     assert about(as_first)[1] == [9, 7, 3]
@@ -496,7 +496,7 @@ def test_wrong_image_folders_are_refused(tmp_path: Path) -> None:
 
 
 def example(label: Any, **fields: Any) -> bytes:
-    """Return an example of bytes, lists of floats and whole numbers."""
+    """Return a tf.train.Example with bytes, lists of floats and whole numbers."""
     made = tf.train.Example()
     for name, value in {**fields, "label": label}.items():
         kind = made.features.feature[name]
@@ -520,7 +520,7 @@ NINES = {"x": [9.0] * 4}
 
 
 def write_vectors(folder: Path, sidecar: str) -> Path:
-    """Write three examples to train on, none of them in the first file, and one for the test."""
+    """Write three training examples, none of them in the first file, and one test example."""
     for shard in range(3):
         vectors = ([float(shard), float(n), 0.5, 1.0] for n in range(shard))
         made = [example((3 * shard + n) % 4, x=x) for n, x in enumerate(vectors)]
@@ -595,7 +595,7 @@ def test_wrong_tfrecords_are_refused(tmp_path: Path) -> None:
     }
     for error, folder in cases.items():
         assert error in refusal("tfrecord", folder)
-    # What shows only when a record is read is named then.
+    # Damage that is detected only when a record is read is reported then.
     content = second[:-9] + bytes([second[-9] ^ 1]) + second[-8:]
     damaged = changed("train-2.tfrecord", content)
     error = fetch_error(open_data("tfrecord", damaged).train, 2, 0)
@@ -612,7 +612,7 @@ def serve(cluster: dict[str, list[str]], job: str) -> None:
 
 @inside
 def test_worker_of_parameter_servers_fetches_the_same(tmp_path: Path) -> None:
-    """The pipeline runs in the worker's process, which has none of what this one opens."""
+    """The pipeline runs in the worker's process, which has opened no data itself."""
     cluster = {job: [f"localhost:{free_port()}"] for job in ("chief", "ps", "worker")}
     fork = multiprocessing.get_context("fork")
     servers = [fork.Process(target=serve, args=(cluster, job)) for job in ("ps", "worker")]
@@ -636,13 +636,13 @@ def test_worker_of_parameter_servers_fetches_the_same(tmp_path: Path) -> None:
 
 
 def check_worker(coordinator: Any, fetch: Callable[[Any], Any]) -> None:
-    """Check that a worker fetches three examples as this process does."""
+    """Check that a worker fetches the same three examples as this process."""
 
     def pipeline() -> Any:
         return tf.data.Dataset.range(3).batch(3).map(fetch).repeat()
 
     iterator = iter(coordinator.create_per_worker_dataset(pipeline))
-    # Its function is another for each data set.
+    # Its function is different for each data set.
     features, labels = coordinator.schedule(tf.function(lambda of: next(of)), (iterator,)).fetch()
     own_features, own_labels = fetch(tf.range(3, dtype=tf.int64))
     assert (features == own_features.numpy()).all()
@@ -650,7 +650,7 @@ def check_worker(coordinator: Any, fetch: Callable[[Any], Any]) -> None:
 
 
 class Features(dict[str, Any]):
-    """How the package describes and reads an example."""
+    """The package's description and reader of an example."""
 
     def deserialize_example(self, record: Any) -> dict[str, Any]:
         kinds = {"image": tf.string, "label": tf.int64}
@@ -661,7 +661,7 @@ class Features(dict[str, Any]):
 
 
 def install_package(folder: Path) -> None:
-    """Have what is used of tensorflow_datasets, over TFRecord files that are written here."""
+    """Install a fake of tensorflow_datasets that reads TFRecord files written here."""
     splits = {}
     for part, count in (("train", 7), ("validation", 4)):
         paths = [folder / f"own-{part}.tfrecord-{shard}-of-2" for shard in range(2)]
@@ -695,7 +695,7 @@ def test_prepared_data_sets_of_the_package_are_read_by_number(tmp_path: Path) ->
     install_package(tmp_path / "own")
     own = open_data("tfds:own", tmp_path, image_size=0)
     assert about(own) == ([7, 4], [4, 4, 3], 3)
-    # The first file has 0, 2, 4 and 6; the second one the others, of another height.
+    # The first file has 0, 2, 4 and 6. The second has the others, with a different height.
     images, labels = fetch(own.train, 0, 1, 6)
     assert labels.tolist() == [0, 2, 2]
     assert fetch(own.test, 3)[1].tolist() == [0]

@@ -1,4 +1,4 @@
-"""The training step, piece by piece: what each keeps true, whatever else changes."""
+"""The parts of the training step and their invariants."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_gradients_of_replicas_add_up_to_that_of_the_mean_over_the_global_batch(
     part = make_step(shares=REPLICAS)
     size = BATCH // REPLICAS
     parts = [computed(part, *examples(first, size)) for first in range(0, BATCH, size)]
-    # A loss of the model's inputs is a mean over the part, so it adds up as well.
+    # A loss on the model's inputs is a mean over the part, so the parts add up as well.
     for gradient, *divided in zip(whole, *(gradients for gradients, _ in parts), strict=True):
         np.testing.assert_allclose(sum(divided), gradient, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(sum(own for _, own in parts), sums, rtol=1e-5)
@@ -158,7 +158,7 @@ def test_the_update_clips_the_gradient_of_the_whole_batch() -> None:
 
 
 def in_replicas(strategy: Any, own: Any, function: Any) -> list[list[Any]]:
-    """Return the results of a function in each replica, of the arguments that it has there."""
+    """Return the results of a function in each replica, called with that replica's arguments."""
     given = strategy.experimental_distribute_values_from_function(
         lambda context: own[context.replica_id_in_sync_group]
     )
@@ -167,7 +167,7 @@ def in_replicas(strategy: Any, own: Any, function: Any) -> list[list[Any]]:
 
 
 def in_ranks(own: list[Any], function: Any) -> list[Any]:
-    """Return the result of a function for each rank's argument; a thread and a device play one."""
+    """Return a function's result for each rank's argument; each rank is a thread and a device."""
     results: dict[int, Any] = {}
 
     def play(rank: int) -> None:
@@ -220,7 +220,7 @@ def test_sums_that_are_rounded_once_are_in_order_and_the_same_bits_in_all_ranks(
 @inside
 def test_a_sum_with_fewer_bits_is_added_in_float32_and_rounded_once() -> None:
     replicas_of_cpu(3)
-    # Added one by one in bfloat16, which has 8 bits, both of the small numbers would be lost.
+    # If added one by one in bfloat16, which has 8 bits, both small numbers would be lost.
     own = [[tf.constant([256.0, 1.0])], [tf.constant([1.0, 2.0])], [tf.constant([1.0, 4.0])]]
     way = exchange.SumsRoundedOnce(tf.as_dtype("bfloat16"), 3)
     found = in_ranks(own, lambda values: way(values, []))

@@ -1,4 +1,4 @@
-"""The training program as processes of this machine: order, gangs, servers, files, failure."""
+"""The training program in processes of this machine: order, gangs, servers, files, failures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.tensorflow
 
 @pytest.fixture(scope="module")
 def gang(start: Start, tmp_path_factory: pytest.TempPathFactory) -> list[Rank]:
-    """Two ranks that have trained to the end."""
+    """Return two ranks that have trained to the end."""
     return run_gang(start, tmp_path_factory.mktemp("gang"), "--epochs=12", "--checkpoint-every=15")
 
 
@@ -59,7 +59,7 @@ def test_progress_tells_the_run(gang: list[Rank]) -> None:
 
 
 def compare_networks(*paths: Path) -> tuple[float, float]:
-    """Return how much the first is right about the test, and by how much their weights differ."""
+    """Return the first model's test accuracy, and the difference between the models' weights."""
     table = np.loadtxt(DIGITS, delimiter=",")[::5]
     images, labels = table[:, :-1].reshape(-1, 8, 8, 1) / 16, table[:, -1]
     first, second = (tf.keras.models.load_model(path) for path in paths)
@@ -80,7 +80,7 @@ def test_only_the_chief_leaves_files_and_one_rank_learns_the_same(
     assert events.startswith("tensorboard/events.out.tfevents.")
     assert left == [[*checkpoints, "model/model.keras"], []]
 
-    # Another rhythm of calls and checkpoints must not matter, either.
+    # Other intervals of calls and checkpoints must not matter, either.
     alone = start(tmp_path / "alone", "--epochs=12", "--steps-per-execution=4")
     assert alone.end() == 0, alone.said()
     last, expected = alone.records()[-1], gang[0].records()[-1]
@@ -112,7 +112,7 @@ def test_run_returns_what_the_program_writes_out(start: Start, tmp_path: Path) -
     last = program.records()[-1]
     assert {name: last[name] for name in results} == results
     assert last.keys() == {*results, "phase", "t"}
-    # The caller decides what to write at the end.
+    # The caller decides what is written at the end.
     assert [record["phase"] for record in called.records()][-1] == "saving"
     assert "SHA-256" not in called.said()
     assert f"worker-0: done, SHA-256 of the weights {program.weights()}\n" in program.said()
@@ -126,7 +126,7 @@ def test_evaluator_tests_the_checkpoints_it_sees(
 ) -> None:
     variables = {"TRAIN_CHECKPOINT_DIR": str(gang[0].folder / "checkpoints")}
     evaluator = start(tmp_path / "evaluator", variables={**EVALUATOR, **variables})
-    # It was the last checkpoint of the run.
+    # This was the last checkpoint of the run.
     assert evaluator.end() == 0
     begun, *each, last = [r for r in evaluator.records() if r["phase"] in ("evaluating", "done")]
     assert "step" not in begun
@@ -153,12 +153,12 @@ def test_sigterm_ends_a_rank_that_waits_for_another(start: Start, tmp_path: Path
     first, second = start_gang(start, tmp_path, "--epochs=1000000", script=soon)
     second.wait_for("training")
     first.process.send_signal(signal.SIGSTOP)
-    time.sleep(0.5)  # the other one now waits in a collective
+    time.sleep(0.5)  # the other rank now waits in a collective
     second.process.send_signal(signal.SIGTERM)
     assert second.end() == 143
     first.process.send_signal(signal.SIGCONT)
     assert first.end() == 1
-    # By its connection to worker-1, or by its own heartbeat that was late.
+    # It notices this by its connection to worker-1, or by its own late heartbeat.
     assert "TrainingError: lost contact with " in first.said()
 
 
@@ -224,7 +224,7 @@ def test_servers_begin_with_given_weights_and_told_to_end_the_chief_saves_and_is
     ranks = start_all(start, tmp_path, "--epochs=2000", "--evaluate-every=0", begin)
     first = ranks["chief-0"].wait_for("training")
     assert f"chief-0: 6 of 6 variables are initialized from {source}\n" in ranks["chief-0"].said()
-    assert first["loss"] < 0.5  # at random it is 2.3
+    assert first["loss"] < 0.5  # random guesses have 2.3
     gang = [rank for task, rank in ranks.items() if task != "evaluator-0"]
     for rank in gang:
         rank.process.send_signal(signal.SIGTERM)
@@ -244,7 +244,7 @@ def test_servers_begin_with_given_weights_and_told_to_end_the_chief_saves_and_is
     assert (last["phase"], last["step"]) == ("done", epochs * 11)
     assert last["metrics"]["test_accuracy"] >= 0.95
     assert (tmp_path / "chief-0/model/model.keras").is_file()
-    # The evaluator has tested the last checkpoint, as the chief has.
+    # The evaluator has tested the last checkpoint, like the chief.
     seen = ranks["evaluator-0"].records()[-1]
     assert (seen["phase"], seen["step"]) == ("done", epochs * 11)
     assert seen["metrics"] == pytest.approx(last["metrics"], abs=1e-6)

@@ -1,6 +1,6 @@
 """The role ``clock_sync`` on hosts with systemd that may not set their clock.
 
-Sources, clients, check mode, a second run and the removal: molecule/default.
+molecule/default tests sources, clients, check mode, a second run and the removal.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ run = partial(play, "clock_sync")
 
 
 def cluster(bed: Testbed) -> dict[str, Any]:
-    """The variables of a cluster whose source is its first host, and a name to be resolved."""
+    """Return the variables of a cluster whose source is its first host, with a name to resolve."""
     addresses = {host.name: host.address for host in bed.hosts}
     return {"clock_sync_source": "host-0", "clock_sync_addresses": {**addresses, "me": "host-0"}}
 
 
 def test_a_cluster_with_a_source_of_its_own(bed: Testbed) -> None:
-    # Another time daemon is at work.
+    # Another time daemon is running.
     unit = "[Service]\\nExecStart=/bin/sleep 9999\\n[Install]\\nWantedBy=multi-user.target\\n"
     ntpd = "/etc/systemd/system/ntpd.service; systemctl enable --now ntpd"
     shell(bed, f"printf '{unit}' > {ntpd}", 1)
     run(bed, **cluster(bed)).checked()
-    # The distribution's sources stay on the source, which may reach them.
+    # The source keeps the distribution's sources, because it may reach them.
     pools = "grep -c '^pool' /etc/chrony/chrony.conf"
     assert on_each(bed, pools) == ["1\n", "0\n"]
     states = "systemctl is-active ntpd chrony; systemctl is-enabled ntpd chrony"
@@ -67,7 +67,7 @@ def test_a_cluster_with_a_source_of_its_own(bed: Testbed) -> None:
 def test_what_was_changed_by_hand_or_cut_off_is_put_right(bed: Testbed) -> None:
     process = "systemctl show --value --property=MainPID chrony"
     before = shell(bed, process)
-    shell(bed, f"touch {OWN}")  # cut off before chrony was restarted
+    shell(bed, f"touch {OWN}")  # interrupted before chrony was restarted
     pool = "echo 'pool ntp.example.org' >> /etc/chrony/chrony.conf"
     shell(bed, f"systemctl disable --now chrony; {pool}", 1)
     run(bed, **cluster(bed)).checked()
@@ -78,7 +78,7 @@ def test_what_was_changed_by_hand_or_cut_off_is_put_right(bed: Testbed) -> None:
 
 
 def test_a_wrong_clock_is_named(bed: Testbed) -> None:
-    on_each(bed, "systemctl stop chrony")  # started again, chrony asks at once
+    on_each(bed, "systemctl stop chrony")  # after a restart, chrony asks at once
     bed.exec("host-0", "systemd-run", "--unit=ntp", "python3", "-c", NTP_SERVER, user="root")
     server = bed.hosts[0].address
     ahead: dict[str, Any] = {"clock_sync_servers": [server]}
@@ -99,7 +99,7 @@ def test_a_wrong_clock_is_named(bed: Testbed) -> None:
 
 @contextmanager
 def shifted_clock(bed: Testbed, seconds: float) -> Iterator[None]:
-    """Have ``date`` on the last host be ahead: containers have the clock of their machine."""
+    """Set ``date`` on the last host ahead, because containers use the clock of their machine."""
     script = f"#!/bin/sh\nexec /bin/date --date='{seconds} seconds' \"$@\"\n"
     date = bed.exec("host-1", "tee", "/usr/local/bin/date", user="root", stdin=script)
     assert date.returncode == 0
@@ -127,14 +127,14 @@ def test_clocks_without_a_source_are_compared(bed: Testbed) -> None:
     with shifted_clock(bed, -3):
         apart = run(bed, **nobody)
         assert [row["failed"] for row in apart.counts.values()] == [0, 1], apart.output
-        # The slower the answers, the less is certain.
+        # The slower the answers, the larger the uncertainty.
         assert re.search(
             r"The clock of this host is [12]\.\d+ s behind that of host-0, but clock_sync_max_skew"
             r" allows only 0\.5 s, and chrony got no answer from 192\.0\.2\.1 within 2 s: this"
             r" host may not set its clock",
             apart.shown,
         ), apart.output
-        # Hosts that follow one of them are measured by chrony.
+        # chrony measures hosts that follow one of them.
         run(bed, **cluster(bed)).checked()
 
 

@@ -1,6 +1,6 @@
 """The role ``firewall`` on two Debian releases, by itself and alongside another firewall.
 
-A second run and the removal: molecule/default.
+molecule/default tests a second run and the removal.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.support.testbed import BOOKWORM, TRIXIE, Host, Testbed, docker, wait_
 pytestmark = pytest.mark.docker
 RULES = "/etc/train-firewall/rules.nft"
 UNITS = "/etc/systemd/system"
-#: Until it listens: 3039 is 12345.
+#: Waits until the port is open: 3039 is 12345.
 LISTEN = (
     "systemd-run --quiet --collect --unit=rank python3 -m http.server 12345"
     " && until cat /proc/net/tcp* | grep -q :3039; do sleep 0.1; done"
@@ -45,7 +45,7 @@ def run(bed: Testbed, *options: str, entry: str = "main") -> Play:
 
 
 def tables(bed: Testbed) -> list[str]:
-    """Return the role's table on each host; empty where there is none."""
+    """Return the role's table on each host, or an empty text if there is none."""
     return on_each(bed, "nft --stateless list table inet train")
 
 
@@ -101,7 +101,7 @@ def test_rules_that_are_not_confirmed_are_taken_back(bed: Testbed) -> None:
     run_tasks(bed, [module(members=[["192.0.2.1"]], ports=[777], confirm_timeout=20)])
     loaded = time.monotonic()
     assert all("777" in listed for listed in tables(bed))
-    # The next run on one host keeps its own rules; on the other, the timer takes the rules back.
+    # On host-0, the next run restores the rules. On the other host, the timer reverts to them.
     run(bed, "--limit", "host-0").checked()
     time.sleep(max(0, loaded + 22 - time.monotonic()))
     assert tables(bed) == before
@@ -140,7 +140,7 @@ def remedies(shown: str) -> dict[str, str]:
 
 
 def reached(bed: Testbed) -> list[bool]:
-    """Return whether each host can be reached by the other one, and by the stranger."""
+    """Return whether the other host and the stranger can reach each host."""
     one, two = bed.hosts
     assert bed.stranger
     ways = ((two, one), (one, two), (bed.stranger, one), (bed.stranger, two))
@@ -177,7 +177,7 @@ def test_the_rules_outlast_reloads_of_the_other_firewall(bed: Testbed) -> None:
 
 
 def test_chains_of_the_operators_own(bed: Testbed) -> None:
-    """An nftables chain on host-1, the policy of iptables on host-0."""
+    """host-1 has an nftables chain, and host-0 an iptables policy."""
     policy = "iptables -A INPUT -p tcp --dport 22 -j ACCEPT; iptables -P INPUT DROP"
     keep = "iptables -I INPUT -m state --state ESTABLISHED -j ACCEPT"
     shell(bed, f"ufw disable; {policy}; {keep}", 0, check=True)
@@ -194,7 +194,7 @@ def test_chains_of_the_operators_own(bed: Testbed) -> None:
 
 
 def test_the_rules_outlast_the_service_that_flushes_all_rules(bed: Testbed) -> None:
-    """The last test: those with which Docker resolves names go, too."""
+    """This is the last test, because Docker's rules for resolving names are flushed as well."""
     assert bed.stranger
     for verb in ("start", "reload", "restart", "stop"):
         shell(bed, f"systemctl {verb} nftables", 1, check=True)

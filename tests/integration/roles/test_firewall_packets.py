@@ -14,16 +14,16 @@ from tests.support.namespaces import cable as cable
 from tests.support.packets import ACK, CWR, ECE, FIN, PSH, RST, SYN, URG
 
 DELIVERIES = [(6, name) for name in packets.V6] + [(4, name) for name in packets.V4]
-#: What Linux accepts, of any age. The rest shows only that no kernel opens it to strangers.
+#: Deliveries that any Linux accepts. Others only show that no kernel lets strangers connect.
 ACCEPTED = [
     *((6, name) for name in ("plain", "between_options", "backwards", "routing_header")),
     *((6, name) for name in ("other_protocol_later", "atomic", "many_options", "far")),
     *((4, name) for name in ("plain", "within_tcp", "ip_options")),
 ]
-#: An operator's table that has the kernel track connections: it joins fragments before the rules.
+#: An operator's table that makes the kernel track connections and join fragments before the rules.
 TRACKING = "table inet own { chain in { type filter hook input priority 0; ct state new; }; }\n"
 
-#: Sends 4,000 bytes as datagram and as echo request; prints the sizes that come back.
+#: Sends 4,000 bytes as a datagram and as an echo request, and prints the sizes of the answers.
 LARGE = """
 import socket, struct, sys
 source, target, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -50,7 +50,7 @@ with socket.socket(family, socket.SOCK_RAW, protocol) as echoes:
 
 
 def members() -> str:
-    """Return the rules whose members are the two addresses of one."""
+    """Return rules with one member that has two addresses."""
     addresses = [text for both in (MEMBER, RAW_MEMBER) for text in both.values()]
     found = rules.find_networks([[text] for text in addresses], [])
     text: str = rules.rules_text(found, [(PORT, PORT)])
@@ -59,7 +59,7 @@ def members() -> str:
 
 @pytest.fixture(scope="module", params=["", TRACKING], ids=["untracked", "tracked"])
 def guarded(request: pytest.FixtureRequest, cable: Cable) -> Cable:
-    """The target has the role's rules, alone or beside a table that tracks connections."""
+    """Load the role's rules on the target, alone or next to a table that tracks connections."""
     cable.load(members() + request.param)
     return cable
 
@@ -104,7 +104,7 @@ def test_large_datagrams_and_echoes_of_everyone_pass(guarded: Cable, version: in
 
 
 def test_without_the_rules_everyone_connects(cable: Cable) -> None:
-    """Shows that the packets of the other tests are good. It is the last: the rules are gone."""
+    """The packets of the other tests are valid. This is the last test, as it removes the rules."""
     cable.load("")
     for version, delivery in ACCEPTED:
         assert cable.connect(version, RAW_STRANGER[version], delivery) == packets.OPEN

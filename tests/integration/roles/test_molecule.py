@@ -1,6 +1,6 @@
 """``playbooks/setup.yml`` on new hosts, by Molecule.
 
-This covers what every role has to do: check mode on fresh hosts, a second run, the removal.
+This covers the duties of every role: check mode on fresh hosts, a second run, the removal.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.support.lab import run
 @pytest.mark.docker
 def test_the_scenario() -> None:
     try:
-        # It ends with `destroy`, also after a failure.
+        # It ends with `destroy`, even after a failure.
         done = run("molecule", "test", stderr=subprocess.STDOUT, timeout=3600)
     except BaseException:
         run("molecule", "destroy")

@@ -1,7 +1,7 @@
-"""The role ``nvidia_driver`` on a container that stands in for a machine, and on one as it is.
+"""The role ``nvidia_driver`` on a container that simulates a machine, and on a plain one.
 
-The GPU is made up, and so are, on the former, programs that need it or the kernel; apt, systemd and
-gpg are real. Of Debian's packages, small ones come: the driver with its sources has 150 MB.
+The GPU is a fake. In the first container, programs that need the GPU or the kernel are fakes, too.
+apt, systemd and gpg are real. Only small packages are installed, because the driver has 150 MB.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ mkdir -p /srv/debian12/x86_64; cat > /srv/debian12/x86_64/3bf863cc.pub
 cd /srv; setsid python3 -m http.server 8000 > /dev/null 2>&1 &
 """
 APT_KEY = "/etc/apt/keyrings/nvidia-driver-cuda.asc"
-#: Notes every moment in which the key's folder has something, for which 1 ms is long enough.
+#: Records every 1 ms whether the key's folder has a file.
 WATCH = f"""
 : > /tmp/seen; systemd-run --quiet --collect --unit=watch python3 -c 'if True:
     import os, time
@@ -114,7 +114,7 @@ def test_a_driver_is_installed_loaded_and_kept(bed: Testbed) -> None:
     assert written["driver"] == {"version": "535.261.03", "open": False}
     assert len(shell(bed, OWN).split()) == 4
     assert run(bed, "main", **given).checked().counts["host-0"]["changed"] == 0
-    # The second time, nothing is left to change.
+    # The second run changes nothing.
     assert run(bed, "remove", "remove").checked().counts["host-0"]["changed"] == 1
     assert on_each(bed, OWN) == ["", ""]
     query = "dpkg-query --show --showformat='${db:Status-Status}' nvidia-modprobe"
@@ -122,12 +122,12 @@ def test_a_driver_is_installed_loaded_and_kept(bed: Testbed) -> None:
 
 
 def check_the_container(bed: Testbed) -> None:
-    """Debian's own packages are there, and a fact without a driver."""
+    """Debian's own packages are installed, and the fact has no driver."""
     query = "dpkg-query --show --showformat='${db:Status-Status} ${Version}\\n'"
     shown = shell(bed, f"{query} nvidia-smi libnvidia-ml1", 1).split()
     assert shown[::2] == ["installed", "installed"]
     assert Version(shown[1].partition("-")[0]) >= Version("525.60.13")
-    # Without a driver it has nobody to ask; that it says so shows that it runs.
+    # Without a driver, nvidia-smi fails with a message, which shows that it runs.
     assert re.search("NVML|NVIDIA driver", shell(bed, "nvidia-smi", 1))
     written = json.loads(shell(bed, f"cat {FACT}", 1))
     assert [(gpu["pci"], gpu["device_id"]) for gpu in written["gpus"]] == [("0000:3b:00.0", "2330")]
@@ -157,7 +157,7 @@ def test_only_the_expected_key_is_installed(bed: Testbed) -> None:
     assert shell(bed, f"ls {APT_KEY}") == ""
     assert run(bed, "install_key", "install_key", **given).checked().changed == 1
     assert shell(bed, f"cat {APT_KEY}") == KEY
-    # A key that was exchanged is not kept, and one that is right needs no server.
+    # A replaced key is not kept, and the right key is not downloaded again.
     shell(bed, f"echo other > {APT_KEY}; chmod 600 {APT_KEY}", check=True)
     assert run(bed, "install_key", **given).checked().changed == 1
     shell(bed, f"rm /srv/debian12/x86_64/3bf863cc.pub; chmod 600 {APT_KEY}", check=True)

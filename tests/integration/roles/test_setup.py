@@ -1,4 +1,4 @@
-"""``playbooks/setup.yml`` on hosts that break half-way, come and leave, and what it refuses."""
+"""``playbooks/setup.yml`` with hosts that fail, join, leave or are unsuitable."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OPTIONS = (
     *("--tmpfs", "/small:exec,mode=1777,size=64m"),
     *("--tmpfs", "/noexec:noexec,mode=755,size=20g"),
 )
-#: Answers as the Python of Debian 11 does.
+#: Answers like the Python of Debian 11.
 OLD_PYTHON = """#!/bin/sh
 echo '{"version": "3.9.2", "implementation": "cpython", "bits": 64, "free_threaded": false,' \\
   '"has_venv": true, "glibc": "glibc 2.31"}'
@@ -45,7 +45,7 @@ def play(name: str, inventory: Path, **given: Any) -> Play:
 
 
 def ssh(bed: Testbed, source: Host, *words: str) -> str:
-    """Log in from a host; return what the command prints there, or what ssh does."""
+    """Log in from a host; return the output of the command there, or that of ssh."""
     command = ("ssh", "-n", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes", *words)
     done = bed.exec(source, *command, check=False)
     return done.stdout.strip() or done.stderr
@@ -100,12 +100,12 @@ def test_hosts_that_break_come_leave_and_get_new_keys(
 
 
 def check_hosts_that_are_ruled_out(bed: Testbed, path: Path) -> None:
-    """Nothing is changed on hosts on which TensorFlow cannot be installed; the others go on."""
+    """Hosts on which TensorFlow cannot be installed are not changed; the others continue."""
     python = "/usr/local/bin/old-python"
     inventory = bed.write_inventory({"worker": bed.hosts}, path=path)
     (path / "host_vars").mkdir()
     faults: list[dict[str, Any]] = [
-        # This is allowed if no role that needs it is installed.
+        # This is accepted if no role is selected that needs it.
         {"setup_roles": ["training_host"], "training_host_packages": {}},
         {"tensorflow_root": "/noexec/train"},
         {"tensorflow_root": "/small/train"},
@@ -127,7 +127,7 @@ def check_hosts_that_are_ruled_out(bed: Testbed, path: Path) -> None:
         "sudo mount -o remount,exec /noexec",
         "host-2: not enough space for TensorFlow (cpu) on the filesystem of /small (6",
     ):
-        # As the hosts are examined, and at the end.
+        # When the hosts are examined, and at the end.
         assert done.shown.count(text) == 2, done.output
     prepared, *refused = on_each(bed, CHANGED)
     assert LIMITS in prepared
@@ -135,7 +135,7 @@ def check_hosts_that_are_ruled_out(bed: Testbed, path: Path) -> None:
 
 
 def check_a_broken_run(bed: Testbed, inventory: Path) -> None:
-    """host-1 loses its network in the middle, host-2 finds no packages."""
+    """host-1 loses its network during the run, and host-2 finds no packages."""
     source = f"sed -i.before 's#http[s]*://[^ ]*#http://127.0.0.1:9/debian#' {SOURCES}"
     shell(bed, source, 2, check=True)
     with ThreadPoolExecutor() as pool:
@@ -154,7 +154,7 @@ def check_a_broken_run(bed: Testbed, inventory: Path) -> None:
 def check_what_is_refused(bed: Testbed) -> None:
     one, two, three = bed.hosts
     for message, *words in (
-        # A host that shows another one's key, and one whose key nobody knows.
+        # A host that shows another host's key, and one whose key is unknown.
         ("Host key verification failed", "-o", f"HostKeyAlias={three.name}", two.name, "hostname"),
         ("Host key verification failed", "-o", "HostKeyAlias=nobody", two.name, "hostname"),
         ("prohibited", "-W", "127.0.0.1:22", two.name),

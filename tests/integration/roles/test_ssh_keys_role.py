@@ -1,6 +1,7 @@
-"""The role ``ssh_keys``: two hosts, each a home directory of its own on this machine.
+"""The role ``ssh_keys`` on two hosts, which are home directories on this machine.
 
-That each host lets in each key: molecule/default; from its address alone: test_setup.py.
+molecule/default tests that each host accepts each key, test_setup.py that it does so only from the
+key's own address.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tests.support.set_up_role import Play, Tasks, assert_refused, role_task, ru
 
 
 class Cluster:
-    """A playbook of a user's own, its inventory, and the home directories."""
+    """A user's own playbook, its inventory, and the home directories."""
 
     names = ("a", "b")
 
@@ -62,7 +63,7 @@ class Cluster:
         return " ".join(run("ssh-keygen", "-y", "-f", str(path)).stdout.split()[:2])
 
     def admitted(self, name: str, cluster: str = "train-cluster") -> list[str]:
-        """Return the keys that a host lets in."""
+        """Return the keys that a host accepts."""
         lines = (self.ssh(name) / "authorized_keys").read_text(errors="replace").splitlines()
         return [" ".join(line.split(" ")[1:3]) for line in lines if f" {cluster}:" in line]
 
@@ -78,7 +79,7 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Cluster:
-    """Two hosts that are ready; each test but the last one leaves them so."""
+    """Return two hosts that are set up; each test except the last one leaves them unchanged."""
     made = Cluster(tmp_path_factory.mktemp("cluster"))
     own = made.ssh("a")
     own.mkdir()

@@ -1,6 +1,6 @@
 """The role ``tensorflow``: environments, GPUs, the removal of old environments, its playbooks.
 
-No TensorFlow is downloaded: a tiny wheel that calls itself ``tensorflow-cpu`` stands for it.
+TensorFlow is not downloaded. A tiny wheel with the name ``tensorflow-cpu`` replaces it.
 """
 
 from __future__ import annotations
@@ -45,8 +45,10 @@ HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
 def make_wheel(
     folder: Path, version: str, body: str = "", name: str = "tensorflow-cpu", size: int = 0
 ) -> Path:
-    """A wheel of a distribution with one module, whose name is the first word of its own, and with
-    a file of ``size`` bytes."""
+    """Create a wheel of a distribution with one module and a file of ``size`` bytes.
+
+    The module is named after the first word of the distribution's name.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     package = name.partition("-")[0]
     stem = f"{name.replace('-', '_')}-{version}"
@@ -82,18 +84,18 @@ def shown_version(link: str | Path, package: str = "tensorflow") -> str:
 
 
 def with_lock(params: Params, lock: Path) -> Params:
-    """The role's variables with another lock."""
+    """Return the role's variables with another lock."""
     return {**params, "tensorflow_requirements": str(lock)}
 
 
 def with_extra(params: Params, lock: Path, name: str = "script") -> Params:
-    """The role's variables with packages on top."""
+    """Return the role's variables with packages on top."""
     return {**params, "tensorflow_extra_requirements": str(lock), "tensorflow_environment": name}
 
 
 @pytest.fixture
 def params(tmp_path: Path) -> Params:
-    """The role's variables for an installation of version 1.0 from a folder of wheels."""
+    """Return the role's variables for an installation of version 1.0 from a folder of wheels."""
     wheel = make_wheel(tmp_path / "wheels", "1.0")
     fixed = {
         "tensorflow_root": str(tmp_path / "root"),
@@ -106,7 +108,7 @@ def params(tmp_path: Path) -> Params:
 
 @pytest.fixture
 def call(capsys: pytest.CaptureFixture[str]) -> Call:
-    """Run the role in this process; its result, or the message of the task that failed."""
+    """Return a function that runs the role here and returns its result, or a failure's message."""
 
     def run(params: Params, check_mode: bool = False) -> Params:
         role = RoleInProcess("tensorflow", params, capsys, check_mode)
@@ -122,7 +124,7 @@ def call(capsys: pytest.CaptureFixture[str]) -> Call:
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: Patch) -> Iterator[str]:
-    """The address of an index that serves the stand-in, with a password."""
+    """Yield the address, with a password, of an index that serves the fake TensorFlow."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     make_wheel(tmp_path / "index" / "simple" / "tensorflow-cpu", "1.0")
     with serving(tmp_path / "index") as port:
@@ -142,7 +144,7 @@ def packages(venv: str) -> list[str]:
 def test_a_fresh_install_and_a_second_run(
     params: Params, call: Call, index: str, monkeypatch: Patch, tmp_path: Path
 ) -> None:
-    """From an index, whose address is in no argument of a program."""
+    """The wheels are from an index, whose address is in no argument of a program."""
     params = {**params, "tensorflow_wheelhouse": "", "tensorflow_index_url": index}
     commands: list[str] = []
     real = tensorflow_environment.run
@@ -222,7 +224,7 @@ def test_new_locks_and_back_and_more_to_import(
         assert (result["changed"], result["parts"], result["removed"]) == (True, [part], [])
         assert shown_version(result["link"]) == "1.0"
     assert not call(wider)["changed"]
-    # The one in use and the one before stay.
+    # The environment in use and the previous one stay.
     checked = call(three, check_mode=True)
     assert len(environments(params)) == 2
     third = call(three)
@@ -304,8 +306,9 @@ def test_what_will_not_do_is_refused(
 
 
 def test_an_interpreter_behind_a_link(params: Params, call: Call, tmp_path: Path) -> None:
-    """The environment belongs to the interpreter itself, as uv installs it: through its link in
-    ~/.local/bin, Python would not find its standard library.
+    """The environment refers to the interpreter itself, not to uv's link in ~/.local/bin.
+
+    Through that link, Python would not find its standard library.
     """
     link = tmp_path / "bin" / "python3"
     link.parent.mkdir()
@@ -325,7 +328,7 @@ def test_packages_on_top(params: Params, call: Call, tmp_path: Path) -> None:
     result = call(wanted)
     assert result["parts"] == ["extra", "link"], result
     assert Path(result["link"]).resolve() == Path(result["venv"])
-    # What both lock is not there twice.
+    # Packages in both locks are installed only once.
     there = ["frobnicate-1.5.dist-info", "frobnicate.py", "tensorflow.pth"]
     assert packages(result["venv"]) == there
     assert not call(below)["changed"]  # the other link stays
@@ -351,7 +354,7 @@ def test_packages_on_top(params: Params, call: Call, tmp_path: Path) -> None:
 
 VERSION = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Tue Nov 21 08:00:00 UTC 2026\n"
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  525.60.13  Release Build\n"
-#: A TensorFlow that sees as many GPUs as a file has, and notes that it was asked.
+#: A fake TensorFlow that sees the number of GPUs in a file, and logs that it was asked.
 SEES = """
 import os, pathlib, sys
 class config:
@@ -366,7 +369,7 @@ class config:
 
 
 def has_gpus(host: Path, count: int, version: str = "550.54.15", seen: int | None = None) -> None:
-    """Set what the driver of a host shows, and what its TensorFlow sees."""
+    """Set the GPUs that the driver of a host shows, and those that its TensorFlow sees."""
     for index in range(count):
         (host / "proc" / "gpus" / f"0000:0{index}:00.0").mkdir(parents=True, exist_ok=True)
         (host / "dev" / f"nvidia{index}").touch()
@@ -376,7 +379,7 @@ def has_gpus(host: Path, count: int, version: str = "550.54.15", seen: int | Non
 
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: Patch) -> Path:
-    """What a host without GPUs shows."""
+    """Return the folder of a host without GPUs."""
     (tmp_path / "dev").mkdir()
     monkeypatch.setattr(tensorflow_host, "PROC", str(tmp_path / "proc"))
     monkeypatch.setattr(tensorflow_host, "DEV", str(tmp_path / "dev"))
@@ -386,7 +389,7 @@ def host(tmp_path: Path, monkeypatch: Patch) -> Path:
 
 @pytest.fixture
 def gpu_params(params: Params, host: Path) -> Params:
-    """Arguments for a stand-in of TensorFlow with CUDA."""
+    """Return the role's variables for a fake TensorFlow with CUDA."""
     wheel = make_wheel(host / "wheels", "1.0", SEES.format(host))
     found = with_lock(params, make_lock(host / "gpu.txt", wheel))
     (lock,) = locks.locks([found["tensorflow_requirements"]])
@@ -440,7 +443,7 @@ def test_fewer_is_an_error_or_a_warning_and_costs_no_second_download(
     calls = host / "calls"
     before = calls.read_text()
     lenient = {**gpu_params, "tensorflow_require_gpus": False}
-    results = [call(lenient)]  # what was seen is known
+    results = [call(lenient)]  # the number of GPUs is stored
     has_gpus(host, 4, "570.1", seen=2)
     results += [call(lenient), call(lenient)]
     assert [result["changed"] for result in results] == [False, True, False]
@@ -469,25 +472,25 @@ def test_causes(gpu_params: Params, call: Call, host: Path, monkeypatch: Patch) 
     assert "shows: CUDA_VISIBLE_DEVICES is '1' in the" in causes
     for part in ("525.60.9 is older than 525.60.13", "CUDA libraries", "there are 1 device files"):
         assert part in causes
-    (host / "proc" / "gpus").rename(host / "proc" / "none")  # then the device files count
+    (host / "proc" / "gpus").rename(host / "proc" / "none")  # the device files are then counted
     assert tensorflow_host.driver() == {"version": "525.60.9", "gpus": 1}
 
 
-# Old environments go after a switch, and the rest on request.
+# Old environments are removed after a switch, the others on request.
 
 WAIT = "import sys; print('up', flush=True); sys.stdin.read()"
 
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: Patch) -> Path:
-    # Whatever the tests' own folder lies on.
+    # Whatever filesystem the tests' own folder is on.
     monkeypatch.setattr(cleanup, "shared_with", lambda _: "")
     (tmp_path / "root" / "venvs").mkdir(parents=True)
     return tmp_path / "root"
 
 
 def faked(root: Path, version: str, used: int = 0, base: str = "") -> str:
-    """Make an environment that was linked last at this time, never if it is unfinished."""
+    """Create an environment that was last linked at time ``used``; if 0, it is unfinished."""
     name = f"extra-{'1' * 12}" if base else f"tensorflow-{version}-cpu-py3.11-{'0' * 12}"
     marker = root / "venvs" / name / "tensorflow-venv.json"
     marker.parent.mkdir()
@@ -499,7 +502,7 @@ def faked(root: Path, version: str, used: int = 0, base: str = "") -> str:
 
 
 def old(root: Path, name: str, before: str, keep: int = 2, check: bool = False) -> Any:
-    """What goes, and what stays for which reason, when the link was switched."""
+    """Return the removed environments, and the kept ones with the reason, after a switch."""
     params = {"root": str(root), "needed": [name], "link": "venv", "previous": before, "keep": keep}
     return cleanup.remove_old(params, check)
 
@@ -507,17 +510,17 @@ def old(root: Path, name: str, before: str, keep: int = 2, check: bool = False) 
 def test_what_is_wanted_linked_or_was_in_use_last_stays(root: Path) -> None:
     one, two, three = (faked(root, f"{number}.0", number) for number in (1, 2, 3))
     assert old(root, three, before=two, keep=0) == ([], [])
-    # The one that the link has left was in use last, whatever the time of its marker.
+    # The previous target of the link was used last, whatever the time of its marker.
     assert old(root, three, before=one, check=True) == ([two], [])
     assert old(root, three, before=two, check=True) == ([one], [])
     assert old(root, three, before=two, keep=1, check=True) == ([one, two], [])
     assert cleanup.finished_at(str(root / "venvs")) == {one: 1.0, two: 2.0, three: 3.0}
-    # What another link needs stays, with what is below it.
+    # Environments that another link needs stay, together with those below them.
     extra = faked(root, "", 1, base=one)
     (root / "paper").symlink_to(f"venvs/{extra}")
     assert old(root, three, before=two) == ([], [])
     (root / "paper").unlink()
-    # Unfinished ones go, and only the role's own.
+    # Unfinished environments are removed, but only those of the role.
     half = faked(root, "0.9")
     (root / "venvs" / "my-own").mkdir()
     assert old(root, three, before=two) == (sorted([half, one, extra]), [])
@@ -525,7 +528,7 @@ def test_what_is_wanted_linked_or_was_in_use_last_stays(root: Path) -> None:
 
 
 def test_what_another_run_is_about_to_link_stays(root: Path) -> None:
-    """It was made, or found, a moment ago, with TensorFlow's environment below it."""
+    """It was created or requested a moment ago, together with TensorFlow's environment below."""
     one, two = (faked(root, f"{number}.0", number) for number in (1, 2))
     extra = faked(root, "", int(time.time()), base=one)
     assert old(root, two, before="", keep=1) == ([], [])
@@ -534,7 +537,7 @@ def test_what_another_run_is_about_to_link_stays(root: Path) -> None:
 
 
 def waiting(*words: str, cwd: Path | None = None) -> subprocess.Popen[bytes]:
-    """A process that waits until its input ends."""
+    """Start a process that waits until its input ends."""
     process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=cwd)
     assert process.stdout is not None
     assert process.stdout.readline() == b"up\n"
@@ -542,12 +545,12 @@ def waiting(*words: str, cwd: Path | None = None) -> subprocess.Popen[bytes]:
 
 
 def test_what_a_process_uses_stays(root: Path, tmp_path: Path) -> None:
-    """Its program, what it has loaded through the link, or its folder."""
+    """A process uses its program, files loaded through the link, and its working directory."""
     names = [faked(root, f"{number}.0", number) for number in (1, 2, 3, 4)]
     command, loaded, folder = (root / "venvs" / name for name in names[:3])
     (command / "python").symlink_to(sys.executable)
-    (loaded / "part.so").write_bytes(b"\0" * 4096)  # a package's compiled part, as TensorFlow's
-    script = tmp_path / "job.py"  # a command that shows nothing
+    (loaded / "part.so").write_bytes(b"\0" * 4096)  # a compiled part, like TensorFlow's
+    script = tmp_path / "job.py"  # a command line without a path to the environment
     script.write_text(
         f"import mmap; f = open({str(loaded / 'part.so')!r}, 'rb');"
         f" m = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ); f.close(); {WAIT}"
@@ -569,7 +572,7 @@ def test_what_a_process_uses_stays(root: Path, tmp_path: Path) -> None:
 def test_another_users_process_under_the_root_counts_for_all(
     root: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """Its map of memory is hidden, so nobody knows which environment it has loaded."""
+    """Its memory map is hidden, so the environment that it has loaded is unknown."""
     process, read = tmp_path / "proc" / "7", cleanup._read
     hidden = str(process / "maps")
     monkeypatch.setattr(cleanup, "PROC", str(process.parent))
@@ -596,7 +599,7 @@ def test_a_shared_folder_and_one_that_cannot_be_removed(root: Path, monkeypatch:
     monkeypatch.setattr(setup, "shutil", SimpleNamespace(rmtree=fail))
     removed, notes = old(root, two, before="", keep=1)
     assert (removed, "could not be removed" in notes[0]) == ([], True)
-    # Half removed does not pass for finished.
+    # A partly removed environment does not count as finished.
     assert cleanup.finished_at(str(root / "venvs")) == {one: 0.0, two: 2.0}
 
 
@@ -644,12 +647,12 @@ def test_folders_that_other_machines_may_share(tmp_path: Path, monkeypatch: Patc
         assert bool(message) == bool(found)
 
 
-# In playbooks: with wheels on the host, from an index, from here.
+# In playbooks: wheels on the host, from an index, and from the control node.
 
 
 @pytest.fixture
 def play(tmp_path: Path, monkeypatch: Patch) -> Run:
-    """Run a playbook for inventory hosts on this machine, with a lock of the stand-in."""
+    """Return a function that runs a playbook on this machine, with a lock of the fake."""
     monkeypatch.setenv("PIP_RETRIES", "1")
     lock = make_lock(tmp_path / "lock.txt", make_wheel(tmp_path / "wheels", "1.0"))
     common = {
@@ -666,7 +669,7 @@ def play(tmp_path: Path, monkeypatch: Patch) -> Run:
         by_name = {f"worker-{number}": variables for number, variables in enumerate(hosts)}
         inventory = tmp_path / "hosts.json"
         inventory.write_text(json.dumps({"worker": {"hosts": by_name, "vars": common}}))
-        # The role on every inventory host, where setup.yml takes one of each machine.
+        # The role runs on every inventory host here, while setup.yml selects one per machine.
         task = role_task("tensorflow", entry)
         play: dict[str, Any] = {"hosts": "all", "gather_facts": False, "tasks": [task]}
         if entry == "wheelhouse":
@@ -677,7 +680,7 @@ def play(tmp_path: Path, monkeypatch: Patch) -> Run:
 
 
 def test_what_is_refused_before_anything_is_done(play: Run, tmp_path: Path) -> None:
-    """Each host has a mistake of its own, and its own message."""
+    """Each host has a different mistake, and gets its own message."""
     wheels = tmp_path / "wheels"
     top = make_wheel(wheels, "1.5", name="frobnicate")
     other = make_wheel(wheels, "0.9", name="tensorflow-cpu")
@@ -730,7 +733,7 @@ def test_password_of_the_index_stays_secret(play: Run, index: str, tmp_path: Pat
 
 
 def test_a_folder_of_wheels_on_the_control_node(play: Run, index: str, tmp_path: Path) -> None:
-    """The playbook fills it from an index; it keeps what is whole, and fixes what is not."""
+    """The playbook fills it from an index, keeps intact wheels and replaces damaged ones."""
     wheel = tmp_path / "house" / "tensorflow_cpu-1.0-py3-none-any.whl"
     fill = {
         "entry": "wheelhouse",
@@ -757,7 +760,7 @@ def test_a_folder_of_wheels_on_the_control_node(play: Run, index: str, tmp_path:
 
 
 def test_what_the_control_node_sends_is_installed_and_removed(play: Run, tmp_path: Path) -> None:
-    """Wheels for TensorFlow and packages on top, to two inventory hosts of a machine."""
+    """It sends wheels of TensorFlow and of packages on top to two hosts of one machine."""
     top = make_wheel(tmp_path / "wheels", "1.5", name="frobnicate")
     large = make_wheel(tmp_path / "wheels", "1.0", size=20_000_000)
     given = {

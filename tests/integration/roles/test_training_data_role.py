@@ -1,4 +1,4 @@
-"""The role ``training_data`` on this machine: what Ansible's own modules do in it."""
+"""The role ``training_data`` on this machine, with Ansible's own modules."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def test_files_are_copied_downloaded_linked_and_removed(tmp_path: Path) -> None:
     assert all(link.samefile(host / "cifar/cifar-10-python.tar.gz") for link in links)
     (source / "new").write_text("new")
     kept = (host / "folder/large").stat().st_ino
-    damaged = host / "folder/sub/1 ä.bin"  # without a trace
+    damaged = host / "folder/sub/1 ä.bin"  # with the same size and time
     time = damaged.stat().st_mtime_ns
     damaged.write_bytes(os.urandom(900))
     os.utime(damaged, ns=(time, time))
     links[0].unlink()
-    links[0].write_bytes(archive.read_bytes())  # as Keras has downloaded it
+    links[0].write_bytes(archive.read_bytes())  # like a download by Keras
     links[1].unlink()
     links[1].symlink_to("/nowhere")
     same = f"test $(stat -c %i host/folder/large) = {kept}"
@@ -143,7 +143,7 @@ REFUSED: list[tuple[list[dict[str, Any]], str]] = [
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
-    """A bad entry stops the role before the good one comes."""
+    """An invalid entry stops the role before the valid one is processed."""
     large, huge = make_source(tmp_path) / "large", tmp_path / "huge"
     huge.touch()
     os.truncate(huge, 10**13)
@@ -161,7 +161,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.tensorflow
 def test_keras_downloads_nothing(tf_python: str, tmp_path: Path) -> None:
-    """Of links as the role makes them, which test_training_data_role.py shows."""
+    """Keras finds the data through links like those of the role."""
     archive, folder = tmp_path / "cifar-10-python.tar.gz", tmp_path / ".keras/datasets"
     with tarfile.open(archive, "w:gz") as packed:
         packed.add(make_source(tmp_path) / "large", "cifar-10-batches-py/test_batch")

@@ -1,6 +1,6 @@
 """The role ``training_host``: Python, logins, limits, users, shares and shared memory.
 
-Logins of the cluster, check mode, a second run and the removal: molecule/default.
+molecule/default tests logins of the cluster, check mode, a second run and the removal.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.support.testbed import Testbed
 pytestmark = pytest.mark.docker
 ROLE = "training_host"
 LIMITS = "/etc/security/limits.d/train.conf"
-#: In place of the NFS client's: "mounts" a share of nas, refuses others, has stale ones.
+#: A fake mount.nfs: "mounts" shares of nas, rejects others, and makes some stale.
 MOUNT_NFS = """#!/bin/sh
 case $1 in nas:*) exec mount -t tmpfs "$1" "$2" ;; esac
 echo "mount.nfs: Connection refused" >&2
@@ -34,7 +34,7 @@ case "$*" in *--file-system*/mnt/*) rm /stale 2>&- && echo Stale file handle >&2
 exec /usr/bin/stat "$@"
 """
 DATA = {"src": "nas:/export/data", "path": "/mnt/data"}
-#: That nobody serves; mount.nfs would try for two minutes by default, where the kernel has NFS.
+#: A share without a server. By default, mount.nfs would try for two minutes if the kernel has NFS.
 NOBODY = {"src": "127.0.0.1:/data", "path": "/mnt/x", "opts": "retry=0"}
 OWN = "nas:/home /home nfs noauto 0 0"
 MORE = {"src": "nas:/export/more/", "path": "/mnt/more", "opts": "ro,nofail"}
@@ -85,7 +85,7 @@ def test_another_user_and_a_share_that_nobody_serves(bed: Testbed) -> None:
     assert "+other soft nofile" in checked.shown
     assert "Install | Install nfs-common]" in checked.shown
     shell(bed, f"echo '{OWN}' >> /etc/fstab")
-    # The share comes last.
+    # The share is processed last.
     done = run(bed, **given)
     assert done.code == 2
     assert "127.0.0.1:/data cannot be mounted on /mnt/x" in done.shown
@@ -96,7 +96,7 @@ def test_another_user_and_a_share_that_nobody_serves(bed: Testbed) -> None:
     ask = "ulimit -Sn; ulimit -Hn; ulimit -Hl; stat -c '%U %a' ~/train /srv/other ~/.ssh ~/.ssh/*"
     has = ["4096", "4096", "3906", "other 755", "other 750", "other 700", "other 600"]
     assert shell(bed, f'su - other -c "{ask}"').splitlines() == has
-    # Without limits, with one key, and with less shared memory than the host has.
+    # Without limits, with one key, and with less shared memory than before.
     given |= {"training_host_nofile": 0, "training_host_memlock": "", "training_host_nfs": []}
     given |= {"training_host_authorized_keys": [key], "training_host_shm_size_mb": 60}
     assert run(bed, **given).checked().changed == 2
@@ -148,7 +148,7 @@ def test_shares_and_shared_memory_come_and_go(bed: Testbed) -> None:
         "nas:/export/more/ /mnt/more nfs ro,nofail,x-train.host 0 0",
         "tmpfs /dev/shm tmpfs size=200000000,nosuid,nodev,x-train.host 0 0",
     ]
-    # New options wait for the next mount; a stale share does not.
+    # New options apply from the next mount, but a stale share is mounted again at once.
     shell(bed, "touch /mnt/data/kept")
     wanted: dict[str, Any] = {
         "training_host_nfs": [{**DATA, "opts": "soft"}, MORE],
@@ -159,7 +159,7 @@ def test_shares_and_shared_memory_come_and_go(bed: Testbed) -> None:
     shell(bed, "touch /stale")
     assert run(bed, **wanted).checked().changed == 2
     assert (mounted(bed)[::-1], shell(bed, "ls /mnt/data")) == (both, "")
-    # Another share in its place; one that is busy stays.
+    # Another share replaces it, but a busy share stays.
     shell(bed, "systemd-run --unit=busy --working-directory=/mnt/more sleep 999")
     other = role_task(ROLE, training_host_nfs=[{**DATA, "src": "nas:/new"}, MORE])
     busy = run_tasks(bed, [other, role_task(ROLE, training_host_nfs=[DATA])])
@@ -167,7 +167,7 @@ def test_shares_and_shared_memory_come_and_go(bed: Testbed) -> None:
     assert "nas:/new /mnt/data" in mounted(bed), busy.shown
     assert "End the processes that use it (list them with `sudo fuser -vm /mnt/more`" in busy.shown
     assert "/mnt/more" in "".join(fstab(bed))
-    # Without the shares, and with shared memory that cannot grow.
+    # Without shares, and with shared memory that cannot grow.
     shell(bed, "systemctl stop busy; ln -s /bin/false /usr/local/bin/mount")
     shell(bed, f"/usr/bin/mount -o remount,size={before}k /dev/shm")
     refused = run(bed, training_host_shm_size_mb=300)

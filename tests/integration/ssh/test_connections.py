@@ -1,4 +1,4 @@
-"""Jobs over every form of connection that Ansible makes: run, attach, stop.
+"""Jobs over every kind of connection that Ansible makes: run, attach, stop.
 
 The hosts have no TensorFlow; the script is plain Python.
 """
@@ -26,7 +26,7 @@ PASSWORD = "of a vault, with spaces"
 
 @dataclass
 class Way:
-    """How the hosts are reached: options of every command; the user that ranks run as."""
+    """A way to reach the hosts: the options of every command, and the user that ranks run as."""
 
     options: list[str]
     home: str = str(HOME)
@@ -35,7 +35,7 @@ class Way:
 
 
 class Form:
-    """Makes a way to the hosts of a test bed, in a folder of its own whose name has a space."""
+    """Creates a way to the hosts of a test bed, in a separate folder with a space in its name."""
 
     def __init__(self, bed: Testbed, folder: Path) -> None:
         self.bed = bed
@@ -101,7 +101,7 @@ class Form:
         key = ["-i", str(self.bed.directory / "id_ed25519")]
         jump = ["-W", "%h:%p", f"train@{self.bed.hosts[2].address}"]
         proxy = shlex.join(["ssh", *key, *self.bed.ssh_options, *jump])
-        # The name is known in the hosts' network alone.
+        # The name is only known in the hosts' network.
         inventory = self.inventory(
             each=lambda host: {"ansible_host": host.name},
             ansible_ssh_common_args=shlex.join(
@@ -136,14 +136,14 @@ def words(command: str, way: Way, folder: Path, *others: str) -> list[str]:
     given = {
         "train_job_python": "/usr/bin/python3",
         "train_job_max_restarts": 0,
-        "train_job_queue_timeout": 60,  # so that it asks for leases first
+        "train_job_queue_timeout": 60,  # so that it requests leases first
         "train_job_runs_dir": str(folder / "runs"),
         **way.variables,
     }
     return [command, *way.options, "-e", json.dumps(given), *others]
 
 
-#: Saves a model once a file is there.
+#: Saves a model once a file exists.
 SCRIPT = """
 import json, os, pathlib, sys, time
 with open(os.environ["TRAIN_PROGRESS_FILE"], "a") as stream:
@@ -176,7 +176,7 @@ def test_run_attach_and_the_end_or_stop(form: Form, name: str) -> None:
     elsewhere = form.folder / "another control node"
     second = Command(*words("attach", way, elsewhere, "--json", job))
     second.wait_for(training)
-    archive = Path("runs", job, "code.tar.gz")  # without it, no attempt could be started there
+    archive = Path("runs", job, "code.tar.gz")  # without it, no attempt could be started from there
     assert (elsewhere / archive).read_bytes() == (form.folder / archive).read_bytes()
     owners = "stat -c %U " + shlex.quote(f"{way.home}/train/jobs/{job}") + "/worker-?"
     for host in form.bed.hosts[:2]:

@@ -1,4 +1,4 @@
-"""The doctor names what is wrong with SSH hosts and their network, and blames nobody else."""
+"""The doctor finds the problems of SSH hosts and their network, and reports no others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.testbed import HOME, Testbed, docker, running_testbed
 pytestmark = pytest.mark.docker
 
 PORT = 12345
-#: For mounts, and with a /dev/shm as on a machine.
+#: Docker options that allow mounts, with a /dev/shm like that of a machine.
 OPTIONS = ("--cap-add", "SYS_ADMIN", "--security-opt", "apparmor=unconfined", "--shm-size", "512m")
 ENVIRONMENT = """
 set -e
@@ -59,7 +59,7 @@ esac
 
 @pytest.fixture(scope="module")
 def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
-    """Three healthy SSH hosts, with something that looks like TensorFlow."""
+    """Yield three healthy SSH hosts with a fake TensorFlow."""
     with running_testbed(3, tmp_path_factory.mktemp("doctor"), options=OPTIONS) as made:
         for host in made.hosts:
             made.exec(host, "bash", stdin=ENVIRONMENT)
@@ -73,7 +73,7 @@ def lab(bed: Testbed, tmp_path: Path) -> Lab:
 
 
 def examine(lab: Lab, *options: str, code: int) -> dict[str, Any]:
-    """Run the doctor, which ends with that code; each finding has a remedy."""
+    """Run the doctor, check its exit code and that each finding has a remedy; return these."""
     done = run("python", "-m", "train", *lab.words("doctor", "--json", "--quick", *options))
     examined: dict[str, Any] = json.loads(done.stdout or "{}")
     assert examined, done.stderr
@@ -85,21 +85,21 @@ def examine(lab: Lab, *options: str, code: int) -> dict[str, Any]:
 
 
 def bad(examined: Mapping[str, Any]) -> set[tuple[str, str, str]]:
-    """Return all findings that are worth a warning."""
+    """Return all findings that are failures or warnings."""
     found = [(f["severity"], f["what"], f["where"]) for f in examined["findings"]]
     assert len(found) == len(set(found)), found
     return {one for one in found if one[0] != "info"}
 
 
 def found(examined: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Return the finding of that name."""
+    """Return the finding with a name."""
     (one,) = [finding for finding in examined["findings"] if finding["what"] == what]
     return dict(one)
 
 
 @contextmanager
 def text(bed: Testbed, host: str, path: str, content: str, mode: str = "644") -> Iterator[None]:
-    """Give a host a file, and close its connection so that the next login reads it."""
+    """Create a file on a host, and close its connection so that the next login reads it."""
     bed.exec(host, "tee", path, user="root", stdin=content)
     bed.exec(host, "chmod", mode, path, user="root")
     log_out(bed, host)
@@ -111,7 +111,7 @@ def text(bed: Testbed, host: str, path: str, content: str, mode: str = "644") ->
 
 
 def log_out(bed: Testbed, host: str) -> None:
-    """End a host's SSH sessions: limits and environment are those of the login."""
+    """End a host's SSH sessions, because limits and environment are set at login."""
     bed.exec(host, "pkill", "-KILL", "--full", "^sshd: train", user="root", check=False)
 
 
@@ -134,7 +134,7 @@ def commands(bed: Testbed, host: str, begin: str, end: str) -> AbstractContextMa
 
 
 def mounted(bed: Testbed, host: str, path: str, options: str) -> AbstractContextManager[None]:
-    """Mount a file system of its own, which belongs to the user."""
+    """Mount a separate file system, which belongs to the user."""
     given = f"uid={os.getuid() or 1000},{options}"
     begin = f"mkdir --parents {path} && mount -t tmpfs -o {given} none {path}"
     return commands(bed, host, begin, f"umount {path}")
@@ -159,7 +159,7 @@ def test_healthy_hosts(bed: Testbed, lab: Lab) -> None:
     assert not [one for one in listed if "doctor" in one or "launcher" in one]
 
 
-#: The GPU of each host: its driver, why its clock is low, its processes, the rest of the output.
+#: The GPU of each host: driver, reason for a low clock, processes, and further output.
 GPUS = {
     "host-0": ("560.35.05", "1", f"echo {UUID}, 4711, 2048, python3", ":"),
     "host-1": ("535.183.01", "1", ":", f"echo '{GONE}'"),
@@ -168,7 +168,7 @@ GPUS = {
 
 
 def test_what_a_host_has(bed: Testbed, lab: Lab) -> None:
-    """GPUs by a stand-in of nvidia-smi, whose driver lacks one of the fields."""
+    """GPUs are listed by a fake nvidia-smi, whose driver lacks one of the fields."""
     with ExitStack() as stack:
         plant = stack.enter_context
         plant(process(bed, "host-0", "bash", "-c", BUSY))
@@ -178,7 +178,7 @@ def test_what_a_host_has(bed: Testbed, lab: Lab) -> None:
         stack.callback(bed.exec, "host-0", "mv", older, f"{SITE}/tensorflow-2.21.0.dist-info")
         proxy = "http_proxy=http://proxy.example:3128\n"
         plant(text(bed, "host-0", "/etc/environment", proxy))
-        resize = "mount -o remount,size={} /dev/shm"  # first to what containers have by default
+        resize = "mount -o remount,size={} /dev/shm"  # first to the default of containers
         plant(commands(bed, "host-1", resize.format("64m"), resize.format("512m")))
         plant(text(bed, "host-1", "/etc/security/limits.d/few.conf", "train - nofile 256\n"))
         bashrc = bed.exec("host-1", "cat", ".bashrc").stdout
@@ -206,7 +206,7 @@ def test_what_a_host_has(bed: Testbed, lab: Lab) -> None:
         ("warning", "cpu-limit", "host-2"),
         ("warning", "memory-limit", "host-2"),
         ("warning", "gpu-taken", "host-0"),
-        # host-0, which differs in what is worse, is left out.
+        # host-0 is left out, because it differs in a more severe property.
         ("warning", "differs-driver", "all hosts"),
         ("warning", "gpu-throttled", "host-2 GPU 0"),
     }
@@ -219,8 +219,8 @@ def test_what_a_host_has(bed: Testbed, lab: Lab) -> None:
 
 def test_paths_that_lose_and_delay(bed: Testbed, lab: Lab) -> None:
     zero, one, two = bed.hosts
-    # Every 80th packet, not some at random or more of them: TCP would wait for a timeout at times,
-    # and the path be slow on a busy machine.
+    # Every 80th packet, not random or more packets: TCP would sometimes wait for a timeout, and the
+    # path would be slow on a busy machine.
     hole = f"ip saddr {zero.address} ip length > 1000 drop"
     lost = f"ip saddr {zero.address} numgen inc mod 80 < 1 drop"
     with (
@@ -282,7 +282,7 @@ def test_what_a_host_lacks_or_has_left(bed: Testbed, lab: Lab) -> None:
 
 
 def test_addresses(bed: Testbed, lab: Lab) -> None:
-    """One of another host, and a name that leads to loopback."""
+    """One address belongs to another host, and one name leads to loopback."""
     faults.host_variables(lab, "host-1", train_job_address=bed.host("host-2").address)
     faults.host_variables(lab, "host-0", train_job_address="host-0")
     hosts = bed.exec("host-0", "cat", "/etc/hosts").stdout
@@ -320,7 +320,7 @@ def test_the_slow_one_of_two_interfaces(bed: Testbed, lab: Lab) -> None:
 
 
 def test_beside_a_job(bed: Testbed, lab: Lab) -> None:
-    """Its port is ignored and not reported."""
+    """The job's port is ignored and not reported."""
     given = {"train_job_python": "/usr/bin/python3", "train_job_max_restarts": 0}
     command = lab.start(
         "--job", "night", "--script", str(PLAIN), arguments=["--steps", "9000"], **given

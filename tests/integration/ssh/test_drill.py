@@ -1,4 +1,4 @@
-"""The drill: what it does to ranks, what it reports of them, and what it leaves alone."""
+"""The drill: its faults, its report, and the jobs and hosts that it does not touch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_what_needs_root_is_left_out_without_it(monkeypatch: pytest.MonkeyPatch)
             faults.inject(fault, {"port": 1}, 1.0)
 
 
-#: The processes that undo a fault: forks of the one that injects it.
+#: The processes that revert a fault, which are forks of the one that injects it.
 HELPERS = """
 import os, signal, sys, time
 sys.path.insert(0, sys.argv[1])
@@ -69,7 +69,7 @@ def until(condition):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 """
-#: In a network of its own: what reaches the port before, while it is dropped, and after.
+#: In a separate network namespace: packets that reach the port before, during and after a fault.
 DROPPED = (
     HELPERS
     + """
@@ -101,7 +101,8 @@ until(lambda: not helpers())
 print(results)
 """
 )
-#: Among processes of its own: one called sshd is stopped and continues, whichever helper is killed.
+#: In a separate pid namespace: a process named sshd is stopped, and continues even if a helper is
+#: killed.
 STOPPED = (
     HELPERS
     + """
@@ -141,7 +142,7 @@ def isolated(options: list[str], script: str, *words: str) -> subprocess.Complet
 
 @pytest.mark.parametrize(
     ("program", "address", "helper", "reached"),
-    # What a killed helper has left does not keep the next drill from its work.
+    # Rules that a killed helper has left do not disturb the next drill.
     [
         ("nft", "::1", "killed", [True, False, False]),
         ("iptables", "127.0.0.1", "left alone", [True, False]),
@@ -183,7 +184,7 @@ def test_no_drill_beside_a_real_job(local_lab: Labs) -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be several users")
 def test_no_drill_beside_a_job_of_another_user(local_lab: Labs, supervisor: Starter) -> None:
     lab = local_lab()
-    # pytest's own folder is closed to others.
+    # Other users cannot enter pytest's own folder.
     with tempfile.TemporaryDirectory(prefix="test-drill-", dir="/tmp") as parent:
         Path(parent).chmod(0o1777)
         folder = Path(parent, "leases")
@@ -201,8 +202,8 @@ def test_no_drill_beside_a_job_of_another_user(local_lab: Labs, supervisor: Star
     assert not lab.runs_dir.exists(), "a job was started"
 
 
-#: Takes the arguments of the program for which a drill's job is made, and 20 s. The second attempt
-#: resumes and ends.
+#: Accepts the arguments of the program of a drill's job, and takes 20 s. The second attempt resumes
+#: and ends.
 STEPS = """
 import json, os, time
 first = os.environ["TRAIN_ATTEMPT"] == "1"

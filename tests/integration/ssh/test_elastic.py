@@ -1,4 +1,4 @@
-"""A gang that loses hosts permanently: a spare host, fewer workers, the copy of the checkpoints."""
+"""A gang that loses hosts permanently: spare hosts, fewer workers, copies of checkpoints."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_hosts_are_lost_permanently(
         return bool(event["event"] == "restart")
 
     def resumed(event: dict[str, Any]) -> bool:
-        """Return whether the chief has made steps since it resumed, as its log here shows."""
+        """Return whether the local log of the chief shows steps since it resumed."""
         if not training(event):
             return False
         log = (folder / "logs/worker-0.log").read_text()
@@ -62,8 +62,8 @@ def test_hosts_are_lost_permanently(
         with faults.slow(testbed, testbed.hosts[2]):
             command = lab.start("--job", "elastic", **JOB)
             command.wait_for(lambda event: training(event) and event["progress"]["step"] > 10)
-            # First a worker, for which the spare host steps in, then the chief, for which there is
-            # none.
+            # First a worker is lost, which the spare host replaces. Then the chief is lost, without
+            # another spare host.
             lost.enter_context(faults.off(testbed.hosts[1]))
             command.wait_for(restarted)
             command.wait_for(resumed)
@@ -89,7 +89,7 @@ def test_hosts_are_lost_permanently(
         ["w1"],
         ["w0", "w1"],
     ]
-    # A calm run, in one process.
+    # An undisturbed run in one process.
     shutil.copy(faults.SLOW_DATA, tmp_path)
     calm = start(tmp_path, *JOB["arguments"], variables={"SLOW_WHILE": "/nowhere"})
     assert calm.end() == 0, calm.said()

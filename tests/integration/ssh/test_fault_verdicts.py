@@ -1,5 +1,6 @@
-"""What a restart does not fix ends the job soon, with the right rank, cause and words; here under
-``ansible-playbook``.
+"""Permanent failures end a job soon, with the right rank, cause and message.
+
+The jobs run under ``ansible-playbook``.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ pytestmark = [pytest.mark.docker, pytest.mark.tensorflow]
 
 OWN = REPOSITORY / "train/worker.py"
 ALL_WORKERS = [f"worker-{index}" for index in range(4)]
-#: Of the project's own training program: for longer than any test.
+#: Arguments of the project's own training program, for a run that is longer than any test.
 LONG = ["--epochs", "100000", "--evaluate-every", "0"]
-#: Of PLAIN: no second step follows the first.
+#: Arguments of PLAIN, for a run that never reaches its second step.
 STANDS = ["--seconds", "600"]
 NOTHING = nullcontext()
 
@@ -50,10 +51,10 @@ def check(
     """Inject a fault into a job once it has begun, and check how the job ends.
 
     Args:
-        root_causes: the ranks of which one must be named; two in one text where both are, and
-            neither is at fault more than the other.
-        cause: that is to be reported; several that may be are joined by "or".
-        words: of the message.
+        root_causes: the ranks of which one must be named. A text with two ranks means that both are
+        named, because neither is more at fault than the other.
+        cause: the expected cause; alternatives are joined by "or".
+        words: texts in the message.
     """
     variables = {"train_job_max_restarts": 3, "train_job_restart_delay": 0, **variables}
     command = playbook_jobs.start(lab, job, script, arguments, **variables)
@@ -117,7 +118,7 @@ def test_a_worker_that_never_starts(ssh_lab: Labs, testbed: Testbed) -> None:
 
 def test_a_wrong_address(ssh_lab: Labs, testbed: Testbed) -> None:
     lab = ssh_lab(worker=2)
-    # Of the same network, and of no host.
+    # An address of the same network that no host has.
     wrong = testbed.hosts[0].address.rpartition(".")[0] + ".250"
     faults.host_variables(lab, "worker1", train_job_address=wrong)
     check(
@@ -147,7 +148,7 @@ def test_a_blocked_port(ssh_lab: Labs, testbed: Testbed) -> None:
     ("deaf", "unheard", "script", "arguments"),
     [
         (1, 0, OWN, LONG),
-        # TensorFlow notices nothing where both still reach the first one: the launcher must.
+        # TensorFlow notices nothing if both still reach the first rank, so the launcher must.
         (2, 1, PLAIN, STANDS),
     ],
     ids=["heard by TensorFlow", "of two others"],
@@ -180,7 +181,7 @@ def test_one_rank_is_cut_off_and_no_other_is_blamed(
     into = f"iif != lo tcp dport {own} drop"
     away = f"iif != lo tcp sport {{ {others} }} drop"
     rule = into if direction == "in" else away
-    # Slow steps leave the processors to others while TensorFlow waits for heartbeats.
+    # With slow steps, processors are free for others while TensorFlow waits for heartbeats.
     with faults.slow(testbed, testbed.hosts[0]):
         check(
             *(lab, testbed, f"cut-{direction}-{size}", ["worker-1"], "network or blocked"),

@@ -1,7 +1,7 @@
-"""A job outlives what happens to its hosts and to what follows it, and its weights do not change.
+"""A job survives faults of its hosts and of its watch, and its weights do not change.
 
 make soak                 50 faults, 20 kills of the wrapper, 300 s without network: an hour
-make soak SOAK_SEED=N     in another order, at other moments
+make soak SOAK_SEED=N     the same in another order and at other times
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from tests.support.testbed import Host, Testbed
 
 pytestmark = [pytest.mark.docker, pytest.mark.tensorflow]
 
-#: Of the kinds of faults, each once before one comes again.
+#: Each kind of fault occurs once before any of them is repeated.
 FAULTS = int(os.environ.get("SOAK_FAULTS", "3"))
 KILLS = int(os.environ.get("SOAK_KILLS", "1"))
 SEED = int(os.environ.get("SOAK_SEED", "1"))
-#: Seconds for which nothing reaches the hosts; longer than what makes a host lost.
+#: Seconds for which nothing reaches the hosts, longer than until a host counts as lost.
 CUT = float(os.environ.get("CUT_SECONDS", "20"))
 
 Cause = Callable[[Testbed, Host, str], AbstractContextManager[None]]
@@ -39,11 +39,11 @@ Cause = Callable[[Testbed, Host, str], AbstractContextManager[None]]
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault of a rank of the job "soak", or to its host, until the job is started again.
+    """A fault of a rank of the job "soak", or of its host, until the job is restarted.
 
     Attributes:
-        cause: the key of causes.CAUSES that is to be reported, a regular expression.
-        message: how the message begins after the rank and its host, a regular expression.
+        cause: a regular expression for the key of causes.CAUSES that must be reported.
+        message: a regular expression for the beginning of the message after rank and host.
     """
 
     do: Cause
@@ -69,7 +69,7 @@ def to_host(fault: Callable[[Host], AbstractContextManager[None]]) -> Cause:
 
 
 WRAPPER, SSHD = "wrapper", "sshd"
-#: By name: what is done, to either rank; None for what must not be felt.
+#: By name, the fault of either rank; None if it must not affect the job.
 KINDS: dict[str, Fault | None] = {
     "rank": Fault(sending("KILL"), "signal", r"was killed by SIGKILL \(signal 9\)"),
     "term": Fault(sending("TERM"), "signal|exit", "(was killed by SIGTERM|exited with)"),
@@ -89,7 +89,7 @@ KINDS: dict[str, Fault | None] = {
     WRAPPER: None,
     SSHD: None,
 }
-#: For each fault 40 steps: the job is not over before the last one.
+#: 40 steps for each fault, so that the job does not end before the last one.
 JOB = faults.slow_job(epochs=4 * FAULTS)
 
 
@@ -102,7 +102,7 @@ def weights(lab: Lab, job: str) -> str:
 
 @pytest.fixture(scope="module")
 def undisturbed(testbed: Testbed, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The hash of the weights of a job that nothing happens to."""
+    """Return the hash of the weights of an undisturbed job."""
     folder = tmp_path_factory.mktemp("undisturbed")
     inventory = testbed.write_inventory({"worker": testbed.hosts[:2]}, path=folder / "inventory")
     lab = Lab(inventory, folder / "runs")
@@ -176,7 +176,7 @@ def test_a_clock_is_set_back_and_hosts_are_cut_off_and_nothing_happens(
             with faults.slow(testbed, testbed.hosts[0]):
                 command.wait_for(training)
                 faults.set_clock(testbed, host, -3600.0)
-                with faults.sshd_down(testbed, host):  # the other host makes steps, and is reached
+                with faults.sshd_down(testbed, host):  # the other host makes steps
                     lost = command.wait_for(lambda event: event["event"] == "notice")
                 back = command.wait_for(lambda event: event["event"] == "notice")
                 with faults.dropping(testbed.hosts[0], rule), faults.dropping(host, rule):
@@ -204,7 +204,7 @@ def test_the_wrapper_is_killed_at_random_moments(ssh_lab: Labs, testbed: Testbed
     lab = ssh_lab(worker=2)
 
     def start(job: str) -> Command:
-        # Its first attempt crashes, so that a restart is part of its life, too.
+        # The first attempt crashes, so that the job is also restarted.
         arguments = ["--steps", "10", "--abort", "worker-1", "--attempts", "1"]
         more = {"train_job_max_restarts": 3, "train_job_restart_delay": 0.2}
         command = lab.start("--job", job, "--script", str(PLAIN), arguments=arguments, **more)

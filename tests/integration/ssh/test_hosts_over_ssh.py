@@ -1,4 +1,4 @@
-"""``list``, ``logs``, ``stop`` and ``clean`` over SSH, where not every host answers."""
+"""``list``, ``logs``, ``stop`` and ``clean`` over SSH, when not all hosts answer."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tests.support.lab import Command, Lab, free_port
 from tests.support.testbed import HOME, Rank, Testbed
 
 pytestmark = pytest.mark.docker
-#: Of these tests alone: they count what is there.
+#: A folder for these tests only, because they count its jobs.
 ROOT = HOME / "listed"
-#: What makes a host one that nobody reaches.
+#: The variables of a host that cannot be reached.
 LOST = {"ansible_host": "127.0.0.9"}
 
 
 @pytest.fixture
 def lab(testbed: Testbed, tmp_path: Path) -> Iterator[Lab]:
-    """Four ranks on two hosts without jobs, which need no TensorFlow."""
+    """Yield a lab of four ranks, without TensorFlow, on two hosts without jobs."""
     for host in testbed.hosts[:2]:
         testbed.exec(host, "rm", "-rf", str(ROOT))
     members = [
@@ -50,14 +50,14 @@ def left(lab: Lab) -> Callable[[str], None]:
                 lambda event: event["event"] == "rank" and event["phase"] == "running"
             )
             running.add(event["task"])
-        command.process.kill()  # what follows it ends with it
+        command.process.kill()  # its watch ends with it
         command.process.wait()
 
     return start
 
 
 def ranks_alive(testbed: Testbed) -> int:
-    """Return how many scripts run on the hosts, as the kernel reports."""
+    """Return the number of scripts that run on the hosts, as the kernel reports."""
     return len([line for line in ssh_processes(testbed) if line.startswith("/proc/")])
 
 

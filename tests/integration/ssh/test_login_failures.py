@@ -1,4 +1,4 @@
-"""Each way in which a login fails: one sentence and its remedy, in every command."""
+"""Each kind of failed login is one sentence with its remedy, in every command."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ KINDS = {
     "sudo": "become",
     "bare": "no-python",
 }
-#: Those of them that commands with nothing to wait for are tried with.
+#: The hosts for tests of commands that have nothing to wait for.
 FEW = ("closed", "denied", "replaced", "sudo")
 SETUP = "playbooks/setup.yml"
 #: Seconds until a failed login is reported, and for the rest of the command on a busy machine.
@@ -47,7 +47,7 @@ LIMIT, MARGIN = 15, 5
 
 
 def _create_users(bed: Testbed) -> None:
-    """Create users whose logins fail in their own ways, with the key of the user train."""
+    """Create users, with the key of the user train, whose logins fail in different ways."""
     bed.exec(
         bed.hosts[0],
         "sh",
@@ -237,7 +237,7 @@ def test_all_commands_report_failed_logins_alike(inventory: str, tmp_path: Path)
         shown, _ = process.communicate(timeout=120)
         assert process.returncode == 4, (name, shown)
         for host in FEW:
-            if name == "setup":  # as Ansible prints the message of each host
+            if name == "setup":  # Ansible prints the message of each host
                 assert login_failures.failure(KINDS[host]).sentence in " ".join(shown.split())
             else:
                 check_sentence(shown, host)

@@ -16,7 +16,7 @@ from tests.support.testbed import Host, Rank, Testbed, docker, running_testbed
 pytestmark = pytest.mark.docker
 #: sshd's defaults, in Debian and upstream.
 DEFAULTS = {"maxstartups": "10:30:100", "maxsessions": "10"}
-#: From two logins in progress, half are refused, and from five on, all.
+#: With two or more logins in progress, half are refused; with five, all are.
 FEW_LOGINS = {"maxstartups": "2:50:5"}
 SCRIPT = """
 import json, os
@@ -28,13 +28,13 @@ for step in (1, 2):
 
 @pytest.fixture(scope="module")
 def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
-    """Three SSH hosts without TensorFlow, whose sshd has its own limits."""
+    """Yield three SSH hosts without TensorFlow, with sshd's default limits."""
     with running_testbed(3, tmp_path_factory.mktemp("bed")) as made:
         yield made
 
 
 def limit(bed: Testbed, host: Host, limits: dict[str, str]) -> None:
-    """Give a host's sshd other limits."""
+    """Set other limits for a host's sshd."""
     lines = "".join(f"{name} {value}\n" for name, value in limits.items())
     bed.exec(host, "tee", "/etc/ssh/sshd_config.d/limits.conf", user="root", stdin=lines)
     bed.exec(host, "sh", "-c", "kill -HUP $(cat /run/sshd.pid)", user="root")
@@ -47,7 +47,7 @@ def logins(host: Host) -> int:
 
 
 def lab_of(bed: Testbed, folder: Path, ranks: list[Rank], **variables: object) -> Lab:
-    # No login of another test is there already.
+    # There is no login of another test yet.
     variables["ansible_control_path"] = f"%(directory)s/{free_port()}-%%h"
     inventory = bed.write_inventory({"worker": ranks}, variables, folder / "inventory")
     given = {"train_job_python": "/usr/bin/python3", "train_job_max_restarts": 0}
@@ -73,8 +73,8 @@ def test_sixteen_ranks_with_sshds_own_limits(bed: Testbed, tmp_path: Path) -> No
     ended = lab.run("--job", "many", "--script", script_in(tmp_path))
     assert ended.code == 0, ended.error
     assert [rank["phase"] for rank in ended.result["ranks"]] == ["completed"] * 16
-    # Two for some 60 commands; and those of commands that found no place, as a busy sshd is slow to
-    # close sessions.
+    # Two logins for about 60 commands, plus those of commands that found no place, because a busy
+    # sshd is slow to close sessions.
     assert 1 <= logins(host) < 32
     log = (lab.runs_dir / "many/ansible.log").read_text()
     assert "kex_exchange_identification" not in log
@@ -83,7 +83,7 @@ def test_sixteen_ranks_with_sshds_own_limits(bed: Testbed, tmp_path: Path) -> No
 
 def test_eight_ranks_where_few_logins_may_be_in_progress(bed: Testbed, tmp_path: Path) -> None:
     host = bed.hosts[1]
-    # Sessions that find no place in the shared login log in by themselves.
+    # Commands that find no place in the shared login log in separately.
     limit(bed, host, {**FEW_LOGINS, "maxsessions": "2"})
     lab = lab_of(bed, tmp_path, ranks_on(host, 8))
     ended = lab.run("--job", "few", "--script", script_in(tmp_path))
@@ -111,7 +111,7 @@ def test_machines_behind_a_jump_host_where_few_logins_may_be_in_progress(
     key = ["-i", str(bed.directory / "id_ed25519")]
     proxy = shlex.join(["ssh", *key, *bed.ssh_options, "-W", "%h:%p", f"train@{jump.address}"])
     options = shlex.join([*bed.ssh_options, "-o", f"ProxyCommand={proxy}"])
-    # As many logins at the jump host as there are names of machines.
+    # The jump host has one login for each name of a machine.
     ranks = [
         Rank(f"rank-{number}-{kind}", host, {"ansible_host": name})
         for number, host in enumerate(hosts)

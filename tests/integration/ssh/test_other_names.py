@@ -16,7 +16,7 @@ from tests.support.testbed import Host, Rank, Testbed, running_testbed
 
 pytestmark = pytest.mark.docker
 
-#: Continues from its checkpoint until a file is there, and leaves a model and a note.
+#: Continues from its checkpoint until a file exists, and writes a model and a note.
 SCRIPT = """
 import json, os, pathlib, sys, time
 checkpoint = pathlib.Path(os.environ["TRAIN_CHECKPOINT_DIR"], "step")
@@ -46,7 +46,7 @@ def bed(tmp_path: Path) -> Iterator[Testbed]:
 
 
 def lab_of(bed: Testbed, folder: Path, **names: Host) -> Lab:
-    """Return a lab whose inventory has names for hosts of the test bed, in that order."""
+    """Return a lab whose inventory has these names for hosts of the test bed, in that order."""
     ranks = [
         Rank(name.replace("_", "."), host, {"train_job_port": free_port()})
         for name, host in names.items()
@@ -99,8 +99,8 @@ def test_every_command_finds_a_job_by_its_machines(bed: Testbed, tmp_path: Path)
     assert [rank["host"] for rank in left.result["ranks"]] == ["lab.0", "lab.1", "lab.2"]
     assert ssh_processes(bed) == []
 
-    # In the folder of the first one. The rank with the newest checkpoint stays the chief, although
-    # its name comes later now.
+    # In the folder of the first attempt. The rank with the newest checkpoint stays the chief,
+    # although its name now comes later.
     same = replace(second, runs_dir=first.runs_dir)
     restarted = Command(*same.words("restart", "--json", JOB), doubtful=True)
     restarted.wait_for(training)

@@ -1,4 +1,4 @@
-"""Training with parameter servers over SSH, in containers: its end, and what it survives."""
+"""Training with parameter servers over SSH, in containers: its end, and faults."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tests.support.testbed import Rank, Testbed
 
 pytestmark = [pytest.mark.docker, pytest.mark.tensorflow]
 
-#: Which host of the test bed each task has: the evaluator reads checkpoints that the chief writes.
+#: The host of each task. The evaluator shares the chief's host, to read its checkpoints.
 PLACES = {"chief-0": 0, "worker-0": 1, "worker-1": 2, "worker-2": 1, "ps-0": 3, "evaluator-0": 0}
-#: The least test accuracy; that of two synchronous workers is 0.986.
+#: The minimum test accuracy; two synchronous workers reach 0.986.
 ACCURACY = 0.956
 
 
@@ -46,7 +46,7 @@ def send(bed: Testbed, job: str, task: str, name: str) -> None:
 
 
 def in_training(event: dict[str, Any]) -> bool:
-    """Tell whether an event shows the chief on its way."""
+    """Return whether an event shows that the chief trains."""
     return event.get("task") == "chief-0" and event["progress"].get("step", 0) > 20
 
 
@@ -74,7 +74,7 @@ def test_a_killed_parameter_server_is_named_and_the_next_attempt_ends_by_itself(
     assert not [rank for rank in first["ranks"] if rank["phase"] == "completed"]
     result = lab.saved("whole")
     assert result["message"] == "all ranks completed"
-    # Non-training tasks, too: nobody had to stop them.
+    # Non-training tasks have also completed, and did not have to be stopped.
     assert [rank["task"] for rank in result["ranks"]] == tasks
     assert [(r["phase"], r["exit_code"]) for r in result["ranks"]] == [("completed", 0)] * 5
     assert result["metrics"]["test_accuracy"] >= ACCURACY
@@ -86,7 +86,7 @@ def test_a_killed_parameter_server_is_named_and_the_next_attempt_ends_by_itself(
     for task in ("worker-0", "worker-1", "ps-0"):
         phases = [record["phase"] for record in written(task)]
         assert phases[-4:] == ["loading", "waiting", "serving", "done"]
-    # The evaluator tests what the chief writes, and the chief's last weights as the chief does.
+    # The evaluator tests the chief's checkpoints, and gets the same results for the last weights.
     *tests, last = [record for record in written("evaluator-0") if "step" in record]
     assert tests
     assert {record["phase"] for record in tests} == {"evaluating"}
@@ -98,7 +98,7 @@ def test_a_killed_parameter_server_is_named_and_the_next_attempt_ends_by_itself(
 def test_a_frozen_and_a_killed_worker_do_not_end_the_job(make_lab: Labs, testbed: Testbed) -> None:
     lab = make_lab("chief-0", "worker-0", "worker-1", "worker-2", "ps-0")
     log = lab.runs_dir / "fewer/logs/chief-0.log"
-    # The hosts of all workers.
+    # These are the hosts of all workers.
     with faults.slow(testbed, testbed.hosts[1]), faults.slow(testbed, testbed.hosts[2]):
         command = lab.start(
             "--job", "fewer", **faults.slow_job(12), train_job_non_training_exit_timeout=3

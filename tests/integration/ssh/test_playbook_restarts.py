@@ -1,5 +1,7 @@
-"""``ansible-playbook`` starts a gang again by itself: after a killed rank, with a spare host, with
-fewer workers; and so does ``attach.yml`` from another clone once the control node is gone.
+"""``ansible-playbook`` and ``attach.yml`` restart a gang by themselves.
+
+They do so after a rank was killed, with a spare host, and with fewer workers. ``attach.yml`` runs
+in another clone, when the control node is gone.
 """
 
 from __future__ import annotations
@@ -20,13 +22,13 @@ from tests.support.testbed import Rank, Testbed
 pytestmark = [pytest.mark.docker, pytest.mark.tensorflow]
 
 JOB = faults.slow_job(3)
-#: After what happens to worker-1: the inventory hosts that train then.
+#: By the fault of worker-1, the inventory hosts that train afterwards.
 HOSTS = {"killed": ["w0", "w1"], "spare": ["w0", "s0"], "fewer": ["w0"]}
 
 
 @pytest.fixture(scope="module")
 def undisturbed(testbed: Testbed, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The hash of the weights of a job that nothing happens to."""
+    """Return the hash of the weights of an undisturbed job."""
     lab = a_lab(testbed, tmp_path_factory.mktemp("undisturbed"), "killed")
     run = lab.run("--job", "undisturbed", **JOB)
     assert run.code == 0, run.result
@@ -62,10 +64,10 @@ def test_a_gang_is_started_again(
             command.wait_for(lambda event: training(event) and event["progress"]["step"] > 10)
             if follower == "attach.yml":
                 command.kill()
-                # The other control node has nothing but the inventory.
+                # The other control node only has the inventory.
                 lab = dataclasses.replace(lab, runs_dir=tmp_path / "other-runs")
                 clone = playbook_jobs.cloned(tmp_path)
-                # Of the script's environment, a host that joins knows nothing.
+                # A host that joins does not have the script's environment.
                 known = {name: JOB[name] for name in ["train_job_environment"]}
                 command = playbook_jobs.attach(lab, job, clone, **known)
                 stack.enter_context(faults.followed(lab, job, command))
@@ -87,7 +89,7 @@ def test_a_gang_is_started_again(
     manifest = json.loads((folder / "manifest.json").read_text())
     left_out = [sorted(attempt["left_out"]) for attempt in manifest["attempts"]]
     assert left_out == [[], [] if kind == "killed" else ["w1"]]
-    if kind != "fewer":  # fewer workers add numbers in another order
+    if kind != "fewer":  # fewer workers add in another order
         assert weights(lab, job) == undisturbed
     if kind == "killed":
         assert ssh_processes(testbed) == []

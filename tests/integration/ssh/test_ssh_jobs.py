@@ -20,7 +20,7 @@ from tests.support.lab import REPOSITORY, Lab, Labs, environment, free_port
 from tests.support.testbed import Rank, Testbed
 
 pytestmark = pytest.mark.docker
-#: TensorFlow has no part in what is tested.
+#: Variables for jobs that do not need TensorFlow.
 WITHOUT = {"train_job_python": "/usr/bin/python3"}
 
 
@@ -53,7 +53,7 @@ def test_chief_two_workers_and_an_evaluator(
 
 
 def check_tensorboard(lab: Lab, testbed: Testbed, signum: signal.Signals) -> None:
-    """Look at TensorBoard of the job through SSH, and end the command that shows it."""
+    """Open the job's TensorBoard through SSH, and end the command that serves it."""
     words = lab.words("tensorboard", "guide", "--port", str(free_port()))
     command = [sys.executable, "-m", "train", *words]
     with Popen(command, cwd=REPOSITORY, env=environment(), stdout=PIPE) as process:

@@ -1,4 +1,4 @@
-"""Commands for hosts, as messages print them: over a port, with a key, behind a jump host."""
+"""Suggested commands for hosts: with another port, with a key, and behind a jump host."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
 
 @pytest.fixture(scope="module")
 def inventory(bed: Testbed) -> Path:
-    """Write an inventory of a host by itself and of one behind it."""
+    """Write an inventory of a host and of another one behind it."""
     path = bed.directory / "my key"
     shutil.copy(bed.directory / "id_ed25519", path)
     shutil.copy(bed.directory / "id_ed25519.pub", f"{path}.pub")
@@ -65,7 +65,7 @@ def inventory(bed: Testbed) -> Path:
 
 @pytest.fixture(scope="module")
 def findings(inventory: Path) -> list[dict[str, Any]]:
-    """Return what the doctor finds of hosts that lack nearly everything."""
+    """Return the doctor's findings about hosts that lack nearly everything."""
     variables = {"train_job_root": "/root/no access", "train_job_runs_dir": f"{inventory}-runs"}
     words = ["doctor", "-i", str(inventory), "-e", json.dumps(variables), "--only", "hosts"]
     done = run(sys.executable, "-m", "train", *words, "--json")
@@ -119,7 +119,7 @@ def test_commands_for_a_host_run_there(
 def test_the_logins_of_remedies_work(
     host: str, bed: Testbed, reach: dict[str, dict[str, Any]], tmp_path: Path
 ) -> None:
-    (tmp_path / ".ssh").mkdir()  # for what ssh-copy-id keeps there meanwhile
+    (tmp_path / ".ssh").mkdir()  # for temporary files of ssh-copy-id
     remedies = " ".join(
         login_failures.failure(kind, reach[host]).remedy for kind in login_failures.KINDS
     )
@@ -128,7 +128,7 @@ def test_the_logins_of_remedies_work(
     for line in by_root:
         bed.exec(bed.hosts[host == "behind"], "sh", "-c", line, user="root")
     lines = sorted(set(re.findall(r"`(ssh(?:-copy-id)? [^`]+)`", remedies)))
-    assert len(lines) == 4, lines  # ssh-copy-id; ssh by itself, with -v and with a command
+    assert len(lines) == 4, lines  # ssh-copy-id, and ssh alone, with -v and with a command
     for line in lines:
         if line.startswith("ssh-copy-id "):
             line = line.replace("ssh-copy-id ", f"HOME={tmp_path} ssh-copy-id -n ", 1)

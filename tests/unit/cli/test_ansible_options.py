@@ -1,4 +1,4 @@
-"""Variables from the command line and Python, and the file that hands them to Ansible."""
+"""Variables from the command line and Python, and the file that passes them to Ansible."""
 
 from __future__ import annotations
 

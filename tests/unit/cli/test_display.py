@@ -1,4 +1,4 @@
-"""The events of a job as they are shown: JSON lines, plain lines, and the table on a terminal."""
+"""The display of a job's events: JSON lines, plain lines, and the table on a terminal."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ RESULT = Result("j", "completed", "all ranks completed", {"accuracy": 0.98611}, 
 )
 def test_rank_lines(changed: dict[str, Any], line: str, capsys: pytest.CaptureFixture[str]) -> None:
     display = PlainDisplay()
-    for _ in range(3):  # once: it changes neither phase nor epoch
+    for _ in range(3):  # shown once, because neither phase nor epoch changes
         display.event(Event("rank", "j", "worker-1", {**RANK, **changed}))
     assert capsys.readouterr().out == f"worker-1 on b: {line}\n"
 
@@ -121,7 +121,7 @@ STEPS = 3300
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Stands for the time, which passes as a test says."""
+    """Replace the clock by one that a test sets."""
     found = SimpleNamespace(now=1000.0)
     monkeypatch.setattr(time, "monotonic", lambda: found.now)
     return found
@@ -147,7 +147,7 @@ def show(display: PlainDisplay, ranks: int, step: int, failed: str = "", slow: s
 def drawn(display: LiveDisplay, width: int, height: int = HEIGHT) -> list[str]:
     file = io.StringIO()
     console = Console(record=True, force_terminal=True, file=file, width=width, height=height)
-    display.pause()  # while it draws, it has standard output
+    display.pause()  # it owns standard output while it draws
     console.print(display)
     return console.export_text().splitlines()
 
@@ -228,10 +228,10 @@ def test_time_left_by_recent_steps(display: LiveDisplay, clock: SimpleNamespace)
         return drawn(display, 80)[0].partition(":")[2].partition("  ")[2]
 
     assert left_after(100, 0) == ""
-    assert left_after(200, 1000) == "8:36:40 left"  # 10 s a step: what it takes to begin with
+    assert left_after(200, 1000) == "8:36:40 left"  # 10 s per step at the beginning
     for step in range(300, 700, 100):
         left = left_after(step, 100)
-    assert left == "0:45:00 left"  # 1 s a step
+    assert left == "0:45:00 left"  # 1 s per step
     display.event(Event("restart", "night-1", "worker-1", NEXT))
     assert left_after(500, 5) == ""
     assert left_after(600, 200) == "1:30:00 left"
@@ -280,7 +280,7 @@ def test_many_ranks_as_few_lines(
         show(display, 40, 2 * step, "worker-7" if step == 60 else "", "worker-3")
         clock.now += 1.0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) <= 8 + 6 + 1  # the ranks that came first, a minute, the failed one
+    assert len(lines) <= 8 + 6 + 1  # the first ranks, a minute, the failed rank
     assert any(re.match("worker-7 on .* failed  was killed", line) for line in lines)
     said = "40 ranks: 40 training  step 102/3300  slowest worker-3 at step 50  0:26:39 left"
     assert said in lines

@@ -1,4 +1,4 @@
-"""Which inventory a command has that is given none."""
+"""The inventory of a command without ``-i``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job that is followed, without Ansible: what it makes of playbooks that break off."""
+"""The reaction of a followed job to playbooks that break off, without Ansible."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ MANIFEST: dict[str, Any] = {
 
 
 class Playbooks:
-    """Stands in for module playbooks: they end with the outcomes given, one after another."""
+    """Replaces the module playbooks: its playbooks end with given outcomes, one after another."""
 
     def __init__(self, *outcomes: playbooks.PlaybookOutcome | None) -> None:
         self._outcomes = iter(outcomes)
-        # Names and variables of those that were followed, and of those run to their end.
+        # Names and variables of the playbooks that were followed, and of those run to their end.
         self.begun: list[tuple[str, dict[str, Any]]] = []
         self.run: list[tuple[str, dict[str, Any]]] = []
         self.unending = False
@@ -47,11 +47,11 @@ class Playbooks:
         return playbook
 
     def outcome(self, number: int, outcome: playbooks.PlaybookOutcome) -> None:
-        """Have the playbook that was begun as this one, from 0, have come so far."""
+        """Set the current outcome of the playbook that was the ``number``-th to start, from 0."""
         self._playbooks[number].outcome = outcome
 
     def end(self, number: int, outcome: playbooks.PlaybookOutcome) -> None:
-        """End the playbook that was begun as this one, from 0."""
+        """End the playbook that was the ``number``-th to start, from 0."""
         self._playbooks[number].outcome, self._playbooks[number].ended = outcome, True
 
     def run_playbook(self, name: str, inventory: Path, variables: Any) -> playbooks.PlaybookOutcome:
@@ -61,7 +61,7 @@ class Playbooks:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The folder of a job that was started with a root of its own."""
+    """Return the folder of a job that was started with a separate root."""
     run_dir = tmp_path / "runs/mine"
     run_dir.mkdir(parents=True)
     (run_dir / "manifest.json").write_text(json.dumps(MANIFEST))
@@ -124,14 +124,14 @@ def planned(code: int | None) -> playbooks.PlaybookOutcome:
 
 
 def plan_again(folder: Path) -> None:
-    """Leave in a job's folder what the plan of a second attempt does."""
+    """Change a job's folder like the plan of a second attempt."""
     (folder / "result.json").write_text(json.dumps({"state": "failed", "attempts": 1}))
     withdrawal.set_aside(folder, 1)
     (folder / "manifest.json").write_text(json.dumps({**MANIFEST, "attempt": 2}))
 
 
 def is_as_before(folder: Path) -> bool:
-    """Return whether a job's folder is as its first attempt left it."""
+    """Return whether a job's folder is in the state after its first attempt."""
     files = [folder / "manifest.json", folder / "result.json"]
     attempts = [json.loads(path.read_text()) for path in files if path.exists()]
     numbers = [about.get("attempt", about.get("attempts")) for about in attempts]

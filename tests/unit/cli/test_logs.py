@@ -1,4 +1,4 @@
-"""How logs are shown: progress bars, control characters, bytes that are not text, colours."""
+"""The display of logs: progress bars, control characters, bytes that are not text, colors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from train.host.terminal import MAX_LINE, LogLines
 
 
 def show(data: bytes, size: int) -> list[str]:
-    """Return all lines of a log that comes in pieces of ``size`` bytes."""
+    """Return all lines of a log that arrives in pieces of ``size`` bytes."""
     lines = LogLines(interval=3600)
     found = []
     for begin in range(0, len(data), size):
@@ -137,7 +137,7 @@ def test_lines_that_were_replaced_before_they_were_printed_are_missed(tmp_path: 
         file.append(line.encode(), file.offset + len(line))
     printer.pump(last=True)
     shown = stream.getvalue().splitlines(keepends=True)
-    # The file that was open is read to its end.
+    # The file that is open is read to its end.
     assert shown[:4] == [*lines[:3], f"{LEFT_OUT}\n"]
     assert shown[4:] == lines[-len(shown[4:]) :]
 

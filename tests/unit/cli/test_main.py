@@ -1,4 +1,4 @@
-"""The command line in this process: what it refuses, passes on to Ansible, and prints."""
+"""The command line in this process: its errors, its calls of Ansible, and its output."""
 
 from __future__ import annotations
 

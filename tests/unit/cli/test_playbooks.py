@@ -1,4 +1,4 @@
-"""What playbooks report to people, and about which host."""
+"""The messages of playbooks to users, and the hosts that they are about."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page about a job, from the files of its folder."""
+"""The page about a job, made from the files in its folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The estimate of how training scales, from made-up times."""
+"""The estimate of how training scales, from invented times."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def test_latency_and_rate_of_a_ring_come_back(hosts: int) -> None:
     latency, rate = doctor.fit(times, hosts)
     assert latency == pytest.approx(0.3)
     assert rate == pytest.approx(12_500.0)
-    # Where the first size took so long that the others were left out.
+    # The first size took so long that the others were left out.
     assert doctor.fit({1e6: times[1e6]}, hosts)[0] == 0.0
 
 
 def test_sums_of_other_sizes_and_hosts() -> None:
-    # Among two hosts, a step passes half of the bytes on, in half of the time of a sum.
+    # Between two hosts, a step passes on half of the bytes, in half of the time of a sum.
     measured = {1e6: 2.0, 1e7: 11.0, 1e8: 201.0}
 
     def took(size: float, hosts: int) -> float:
@@ -33,7 +33,7 @@ def test_sums_of_other_sizes_and_hosts() -> None:
     assert took(5e7, 2) == pytest.approx(11 + 190 * 4 / 9)
     assert took(5e5, 2) == pytest.approx(1.5)  # on the same line below it
     assert took(2e8, 2) == pytest.approx(402.0)
-    # Six steps that pass a quarter on each.
+    # Six steps, each of which passes on a quarter of the bytes.
     assert took(4e6, 4) == pytest.approx(6 * took(2e6, 2) / 2)
     assert took(1e6, 1) == 0.0
     assert doctor.all_reduce(3e6, 2, {1e6: 80.0}, 2) == pytest.approx(240.0)
@@ -60,7 +60,7 @@ def test_what_follows_from_the_times() -> None:
     assert found["rate_mb"] == pytest.approx(12.5)
     assert found["trained"][1]["predicted_ms"] == pytest.approx(100 + 4 * 269_722 / 12_500, 0.01)
     assert found["efficiency"]["1000000"] == pytest.approx(100 / 420, 0.01)
-    # Four times the examples take four times 100 ms, and the exchange as long as before.
+    # Four times as many examples take four times 100 ms. The exchange takes as long as before.
     advice = "with 221 examples per host, or --accumulate 4, this share would be 20%"
     assert advice in found["advice"][0]
     lines = doctor.text_of(found)

@@ -1,4 +1,4 @@
-"""Logging of made-up events to MLflow, and its errors."""
+"""Logging of invented events to MLflow, and its errors."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "runs/night"
     folder.mkdir(parents=True)
     (folder / "manifest.json").write_text(json.dumps(MANIFEST))
-    for name, value in tracking.ENVIRONMENT.items():  # put back at the end
+    for name, value in tracking.ENVIRONMENT.items():  # restored at the end
         monkeypatch.setenv(name, value)
     return folder
 
 
 def follow(uri: str, run_dir: Path, state: str, *events: Event, **ended: Any) -> None:
-    """Show events and an end as `python -m train` does."""
+    """Show events and the end of a job like `python -m train`."""
     result = {"state": state, "root_cause": None, "cause": None, **ended}
     display = tracking.TrackedDisplay(JsonDisplay(), uri, run_dir)
     for event in events:
@@ -86,7 +86,7 @@ def test_one_run_of_a_job_with_two_attempts(run_dir: Path, tmp_path: Path) -> No
     assert set(run.data.metrics) == {"loss", "accuracy", "val/loss", "a b", "100_", "_"}
     names = {one.path for one in client.list_artifacts(run.info.run_id)}
     assert names == {"report.html", "result.json", "manifest.json"}
-    # Somebody starts it again, with other hosts.
+    # A user starts it again, with other hosts.
     again = {**MANIFEST, "attempt": 3, "ranks": MANIFEST["ranks"][:1]}
     (run_dir / "manifest.json").write_text(json.dumps(again))
     follow(uri, run_dir, "completed", rank("chief-0", "completed", step=9, loss=0.25))
@@ -121,7 +121,7 @@ def test_a_job_that_was_left_still_runs(run_dir: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def deaf_server() -> Iterator[str]:
-    """A server that takes connections and never answers."""
+    """Yield the address of a server that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"http://user:hunter2@127.0.0.1:{server.getsockname()[1]}"
 

@@ -1,4 +1,4 @@
-"""What an action takes from the play around it."""
+"""The information that an action gets from its play."""
 
 from __future__ import annotations
 

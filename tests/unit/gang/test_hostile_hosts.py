@@ -1,4 +1,4 @@
-"""What a host that lies can do to the control node: nothing."""
+"""A host that sends false reports cannot harm the control node."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from train.gang.watch import follow, polling, verdict
 from train.gang.watch.views import Target
 from train.host import rank_files, records
 
-#: Of each of the four tests that generate cases: 500 in all.
+#: Number of examples of each of the four tests that generate cases: 500 in all.
 CASES = settings(
     max_examples=int(os.environ.get("HOSTILE_CASES", "125")),
     deadline=None,
@@ -53,7 +53,7 @@ CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
 
 
 def mutated(valid: dict[str, Any]) -> st.SearchStrategy[Any]:
-    """Values that are valid but for some fields, at any depth, or that are anything at all."""
+    """Return values that are valid except for some fields, at any depth, or are arbitrary."""
 
     @st.composite
     def changed(draw: st.DrawFn) -> Any:
@@ -94,7 +94,7 @@ def snapshot(folder: Path) -> dict[str, tuple[int, str]]:
 
 
 def archive_of(path: Path, members: Sequence[tuple[Any, ...]]) -> Path:
-    """Write an archive of (name, type, and content, target of a link or size that is claimed)."""
+    """Write an archive of members: name, type, and content, target of a link or claimed size."""
     with tarfile.open(path, "w:gz", compresslevel=1) as tar:
         for name, kind, what in members:
             info = tarfile.TarInfo(name)
@@ -178,7 +178,7 @@ def test_no_archive_writes_outside_of_its_folders(
         try:
             archive_of(archive, members)
         except (tarfile.TarError, ValueError, OSError):
-            return  # Python does not write such a thing
+            return  # Python cannot write such an archive
         data = archive.read_bytes()
         archive.write_bytes(data if cut is None else data[:cut] + noise + data[cut + len(noise) :])
         with contextlib.suppress(archives.ArchiveError):
@@ -190,7 +190,7 @@ def test_no_archive_writes_outside_of_its_folders(
 
 
 def code_archive(folder: Path, marker: Path) -> tuple[Path, str]:
-    """Write what a job was started with: a module of a name that every Python program imports."""
+    """Write the code of a job: a module with a name that every Python program imports."""
     evil = folder / "argparse.py"
     evil.write_text(f"open({str(marker)!r}, 'w').write('executed')\n")
     archive = folder / rank_files.ARCHIVE_FILE
@@ -310,7 +310,7 @@ def test_one_host_alone_makes_no_new_attempt() -> None:
     assert chosen["attempt"] == 2
     moved = a_manifest(3, ranks=[{**a_manifest()["ranks"][0], "results_dir": "worker-1"}])
     chosen, _ = choose({"node-0": moved}, a_manifest(2))
-    assert chosen["attempt"] == 3  # it is all by itself there
+    assert chosen["attempt"] == 3  # this host is the only one of the job there
 
 
 def test_an_attempt_was_staged_if_a_host_has_it_and_its_hosts_are_those_planned_here() -> None:
@@ -399,7 +399,7 @@ def test_what_is_right_passes() -> None:
     assert reports.rank(RANK) == RANK
     assert reports.facts(FACTS) == FACTS
     assert reports.listing([LISTED]) == ([LISTED], [])
-    # One job that is described wrongly hides no other.
+    # A malformed job does not hide the others.
     assert reports.listing([{**LISTED, "job": "a", "size": "x"}, LISTED]) == (
         [LISTED],
         ["job 'a' size is not an integer from 0 to 9007199254740992"],
@@ -519,7 +519,7 @@ def test_no_update_of_a_host_breaks_the_watch_or_leaves_the_folder(
 
     def poll(target: Target, cursors: dict[str, Any], *rest: Any) -> Any:
         ((rank_dir, cursor),) = cursors.items()
-        if target.task == "worker-1":  # the honest one
+        if target.task == "worker-1":  # the honest host
             return {rank_dir: {**end, "cursor": {**cursor, "phase": "completed"}}}
         with lock:
             told = next(left, None)

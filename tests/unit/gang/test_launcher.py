@@ -1,4 +1,4 @@
-"""The archive of the launcher's programs, under Python of this and of another version."""
+"""The archive of the launcher's programs, under this and another version of Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which jobs there are by what the hosts report, and which of them are old."""
+"""The list of jobs from the reports of hosts, and the choice of old jobs."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_limits_that_are_none() -> None:
 def test_a_job_that_runs_on_one_host_goes_from_none(tmp_path: Path) -> None:
     lay_out(tmp_path / "a", "night", "worker-1", host="node-a", phase="running", ago=9 * DAY)
     lay_out(tmp_path / "b", "night", "worker-0", host="node-b", ago=9 * DAY)
-    # The same where the rank is of an earlier attempt.
+    # The same if the rank belongs to an earlier attempt.
     lay_out(tmp_path / "a", "later", "worker-1", host="node-a", phase="running", ago=9 * DAY)
     lay_out(tmp_path / "b", "later", "worker-0", host="node-b", ago=8 * DAY, attempt=2)
     write_manifest(tmp_path / "b", "later", [{"worker-1": "node-a"}, {"worker-0": "node-b"}])

@@ -1,4 +1,4 @@
-"""What the texts of OpenSSH, sudo and Ansible mean."""
+"""The classification of errors from OpenSSH, sudo and Ansible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logins that commands for one machine share, and which refusals are worth another try."""
+"""Logins that commands for one machine share, and refusals after which they try again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REFUSED = [
     # Through a jump host, which shows its own text first.
     f"{BANNER}kex_exchange_identification: Connection closed by remote host\r\n"
     "Connection closed by UNKNOWN port 65535\r\n",
-    # One login more than may be shared.
+    # One command more than may share a login.
     "mux_client_request_session: session request failed: Session open refused by peer\r\n"
     "ControlSocket /root/.ansible/cp/1 already exists, disabling multiplexing\r\n"
     "kex_exchange_identification: read: Connection reset by peer\r\n",
@@ -45,11 +45,11 @@ FINAL = [
     "train@172.29.0.2: Permission denied (publickey).\r\n",
     "Host key verification failed.\r\n",
     "Connection timed out during banner exchange\r\nConnection to 172.29.0.2 port 22 timed out\r\n",
-    # Of a session that was interrupted: its command may have begun.
+    # From a session that was interrupted: its command may have begun.
     "Connection to 172.29.0.2 closed by remote host.\r\n",
     "client_loop: send disconnect: Broken pipe\r\n",
     "Shared connection to 172.29.0.2 closed.\r\n",
-    # A jump host that answers, and does not reach the other or lets this user in.
+    # A jump host that answers but does not reach the other host, or rejects this user.
     "channel 0: open failed: connect failed: No route to host\r\nstdio forwarding failed\r\n"
     "kex_exchange_identification: Connection closed by remote host\r\n",
     "jump@172.29.0.3: Permission denied (publickey).\r\n"
@@ -74,7 +74,7 @@ def test_pauses_grow_and_end_at_the_limit() -> None:
     waited = []
     for pause in pauses(10, lambda: now[0], lambda low, high: high):
         waited.append(pause)
-        now[0] += pause + 0.1  # the try itself
+        now[0] += pause + 0.1  # the attempt itself
     assert waited[0] == 0.2
     assert max(waited) == 2
     assert waited == sorted(waited)
@@ -107,7 +107,7 @@ def test_commands_fill_one_login_after_the_other(tmp_path: Path) -> None:
 def log_in_together(
     folder: Path, exists: Callable[[], bool], connect: Callable[[], str]
 ) -> list[str]:
-    """Have six threads log in to one machine at once, and return why that failed in each."""
+    """Log in to one machine in six threads at once, and return the error of each."""
     begun = threading.Barrier(6)
 
     def log_in() -> str:

@@ -17,7 +17,7 @@ from tests.support.hook import TOKEN, Hook
 from train.gang import notify
 
 Payload = Callable[..., dict[str, Any]]
-#: Sends to a command and a webhook, and returns what went wrong.
+#: Sends to a command and a webhook, and returns the errors.
 Send = Callable[..., list[str]]
 
 
@@ -200,7 +200,7 @@ def test_nobody_waits_for_a_start_to_be_told(hook: Hook, send: Send, tmp_path: P
     hook.hold.clear()
     hook.answers = [404]
     assert send(url=hook.url, event="start", wait=False) == []
-    hook.wait_for(1)  # it returned, and the server has still not answered
+    hook.wait_for(1)  # the server has not answered yet
     hook.hold.set()
     log = tmp_path / notify.LOG_FILE
     wait_until(lambda: log.exists() and log.read_text(), log)

@@ -1,6 +1,4 @@
-"""After a failed attempt: how long to wait for the next one, and how one ends that
-is refused.
-"""
+"""Tests the wait for the attempt after a failed one, and the end of an attempt that is refused."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ RANK = {"task": "worker-1", "exit_code": -9, "reason": "was killed", "host": "no
 
 
 def failed(**changed: Any) -> Any:
-    """Return the result of an attempt that is to be followed by another one."""
+    """Return the result of an attempt that another one follows."""
     how: Any = {"state": "failed", "message": "fell", "root_cause": "worker-1", "cause": "signal"}
     how |= {"step": None, "metrics": {}, "ranks": [RANK], "attempts": 2, "doubts": []}
     how |= {"restart": True, "restart_reason": "", "restarts_left": 2, "restart_delay": 0.0}
@@ -35,7 +33,7 @@ def failed(**changed: Any) -> Any:
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    """The folder of a job whose second attempt has failed."""
+    """Return the folder of a job whose second attempt has failed."""
     folder = tmp_path / "runs/night"
     (folder / "attempts/1").mkdir(parents=True)
     (folder / "result.json").write_text(json.dumps(failed()))
@@ -234,7 +232,7 @@ def test_attempts_that_were_never_staged_are_no_restarts(run_dir: Path) -> None:
     plan(*[True] * 9)
     given_up = causes.next_attempt(result, run_dir)
     assert "the limit is 3" in given_up["restart_reason"]
-    # Of the last one, where a control node attaches to a job that it has planned again.
+    # The last one's, if a control node attaches to a job that it has planned again.
     for staged in ([True, False, False, True], [True, False, False, False]):
         plan(*staged)
         again = causes.next_attempt(result, run_dir)

@@ -1,4 +1,4 @@
-"""What rules a host out for TensorFlow, by its facts, and in which words."""
+"""The faults of hosts that cannot run TensorFlow, from their facts, and the messages."""
 
 from __future__ import annotations
 
@@ -139,12 +139,12 @@ def test_each_fault_has_its_sentence_and_remedy(
         ({"free_mb": 5, "is_installed": True}, {}),
         ({"nvidia": "driver", "free_mb": 2_400}, {"tensorflow_variant": "cpu"}),
         ({"nvidia": "device", "free_mb": 2_400}, ALONE),
-        # What decides for the role's own lock says nothing of another one.
+        # The requirements of the role's own lock do not apply to another lock.
         (
             {"machine": "aarch64", "has_avx": False, "free_mb": 5, "glibc": "glibc 2.17"},
             {"tensorflow_requirements": "/mine.txt"},
         ),
-        # What the role training_host is going to do first.
+        # Changes that the role training_host will make first.
         ({"has_venv": False}, {}),
         (
             {**ROCKY_9, "python_error": "no such program: python3.11", "glibc": ""},
@@ -170,9 +170,9 @@ def test_hosts_that_will_do_have_no_fault(changed: dict[str, Any], values: dict[
 @pytest.mark.parametrize(
     "changed",
     [
-        # A share that is mounted already is judged as it is.
+        # A share that is already mounted is judged as it is.
         {"is_noexec": True, "root": "/mnt/nas/train", "mount_point": "/mnt/nas"},
-        # Nor does the role make a folder on a filesystem that is mounted read-only.
+        # The role cannot create a folder on a filesystem that is mounted read-only.
         {**DENIED, "root": "/mnt/nas/train", "mount_point": "/mnt/nas", "mount_options": "ro"},
     ],
 )
@@ -232,7 +232,7 @@ def test_tags_choose_roles(run: list[str], skip: list[str], expected: list[str])
 
 
 def test_what_the_lock_needs_is_written_once() -> None:
-    """The README's numbers are those by which hosts are judged."""
+    """The README states the limits that the rules use."""
     needs = yaml.safe_load((REPOSITORY / "roles/tensorflow/vars/main.yml").read_text())
     space = needs["__tensorflow_space_mb"]
     text = (REPOSITORY / "roles/tensorflow/README.md").read_text()

@@ -1,4 +1,4 @@
-"""Which hosts show TensorBoard, by what they report."""
+"""The choice of hosts that run TensorBoard, from their reports."""
 
 from __future__ import annotations
 

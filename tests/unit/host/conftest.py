@@ -1,4 +1,4 @@
-"""Processes that stand for those of a rank."""
+"""Processes that represent those of a rank."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 import pytest
 
 Starter = Callable[..., "subprocess.Popen[bytes]"]
-#: Until a signal ends it.
+#: A program that runs until a signal ends it.
 SLEEP = [sys.executable, "-S", "-c", "print(1, flush=True); import time; time.sleep(600)"]
 
 
 @pytest.fixture
 def start() -> Iterator[Starter]:
-    """A function that starts a process with an environment; all are ended at the end."""
+    """Yield a function that starts a process with an environment; end all processes afterwards."""
     made = []
 
     def make(**environment: str) -> subprocess.Popen[bytes]:

@@ -1,6 +1,6 @@
-"""How scripts end: the last output of a rank, and a part of the reason that must be reported.
+"""Ends of scripts: the last output of a rank, and a part of the reason that must be reported.
 
-The layouts are what CPython 3.8 to 3.13 and the libraries named print, with shorter paths.
+CPython 3.8 to 3.13 and the named libraries print these layouts. Only the paths were shortened.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CHATTER = (
     "2026-11-21 17:23:01.123456: W tensorflow/core/local_rendezvous.cc:412] is aborting\n"
 )
 
-#: After the output and the reason, what the reason must not contain.
+#: By name: the output, a part of the reason, and a text that the reason must not contain.
 AFTERWARDS = {
     "an exception that __del__ raises": (
         BUG + "Exception ignored in: <function A.__del__ at 0x7f>\n" + BROKEN,

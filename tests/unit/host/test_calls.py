@@ -1,4 +1,4 @@
-"""``train.host.calls``: what hosts are asked to do."""
+"""The calls that the launcher makes on hosts, ``train.host.calls``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the doctor examines on a host."""
+"""The facts that the doctor collects on a host."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Keras' console output as progress records.
 
-``data/console/*.log`` is what TensorFlow 2.21 with tf-keras 2.21 (``keras2``) and Keras 3.15
-(``keras3``) wrote, standard output and error in one file, with PYTHONUNBUFFERED=1: 12 batches an
-epoch, two epochs unless it is ``single``, then ``evaluate`` and ``predict`` with 12 batches.
-``unknown`` trains on a generator, with ``interrupted`` warnings and a ModelCheckpoint write in
-between, and in ``nested`` a callback evaluates and predicts 8 batches at the end of each epoch.
+``data/console/*.log`` are the outputs, standard output and error in one file, of TensorFlow 2.21
+with tf-keras 2.21 (``keras2``) and Keras 3.15 (``keras3``), with PYTHONUNBUFFERED=1. They have 12
+batches per epoch and two epochs (``single`` has one), then ``evaluate`` and ``predict`` with 12
+batches. In ``unknown``, the data is a generator. In ``interrupted``, warnings and a ModelCheckpoint
+write in between. In ``nested``, a callback evaluates and predicts 8 batches after each epoch.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def parse(*pieces: bytes | str) -> list[Record]:
 
 
 def places(records: list[Record]) -> list[str]:
-    """Return where the run stands in each record, such as ``t2:15``: training, epoch 2, step 15.
+    """Return the position of the run in each record, such as ``t2:15``: training, epoch 2, step 15.
 
-    Evaluating (``e``) and predicting (``p``) have their batch instead of the step.
+    Evaluating (``e``) and predicting (``p``) have the batch instead of the step.
     """
     found = []
     for record in records:
@@ -55,7 +55,7 @@ def places(records: list[Record]) -> list[str]:
 
 
 def steps(epoch: int) -> list[str]:
-    """Return the places of an epoch: its begin, each step, and the last one with validation."""
+    """Return the places of an epoch: its start, each step, and the last one with validation."""
     first = (epoch - 1) * 12
     numbers = [first or "", *range(first + 1, first + 13), first + 12]
     return [f"t{epoch}:{number}" for number in numbers]
@@ -108,7 +108,7 @@ class TestRecordings:
     def test_unknown_number_of_batches(self, keras: str) -> None:
         records = parse(log(f"{keras}-unknown-verbose1"))
         assert places(records) == [*steps(1), *steps(2), *both(2, 12, "e")]
-        # It is known from the end of the first epoch on.
+        # The length is known from the end of the first epoch on.
         assert [record.get("steps") for record in records] == [None] * 13 + [24] * 17
         assert [record.get("batches") for record in records[-2:]] == [None, 12]
         # The last bar of Keras 3 is followed by a warning, without a space.
@@ -214,7 +214,7 @@ REST = " - 1s 50ms/step - loss: 0.5000"
 
 
 def fit(epochs: int, batches: int, first: int = 1) -> str:
-    """Return what ``fit`` of Keras 3 prints with ``verbose=2``."""
+    """Return the output of ``fit`` of Keras 3 with ``verbose=2``."""
     text = ""
     for epoch in range(first, epochs + 1):
         text += f"Epoch {epoch}/{epochs}\n" if epochs > 1 else ""
@@ -240,13 +240,13 @@ def test_steps_over_calls_of_fit(text: str, done: list[int | None], planned: int
 
 
 def bars(*batches: int, end: str = "\n", total: int = 4) -> str:
-    """Return what a progress bar of Keras 3 prints with ``verbose=1``."""
+    """Return the output of a progress bar of Keras 3 with ``verbose=1``."""
     lines = [f"{n:2d}/{total} ━ 0s 9ms/step - loss: 0.{n}000" for n in batches]
     return "\r" + "\b\b\b\r".join(lines) + end
 
 
 def flat(text: str) -> str:
-    """Return the text as in a log without backspaces, where each update of a bar is a line."""
+    """Return a text as if each update of a bar were a separate line, without backspaces."""
     return text.replace("\b", "").replace("\r", "\n")
 
 
@@ -264,21 +264,21 @@ LOADED = f"{URL}\r       0/11490434 ━━━ 0s 0s/step\b\b\b\r11490434/1149043
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        # A nested bar of the same length, also where a ModelCheckpoint writes in between.
+        # A nested bar of the same length, also with output of a ModelCheckpoint in between.
         (EPOCH + bars(1, 4, end="") + NESTED, "t1: t1:1 t1:4 e1:1 e1:4 e1:4 t1:4"),
         (EPOCH + bars(1, 4, end=SAVED) + NESTED, "t1: t1:1 t1:4 e1:1 e1:4 e1:4 t1:4"),
         # ``evaluate`` of the same length as an epoch.
         (EQUAL, "t1:1 t1:4 t1:4 e1:1 e1:3 e1:4 e1:4"),
         (flat(EQUAL), "t1:1 t1:4 t1:4 e1:1 e1:3 e1:4 e1:4"),
         (EQUAL.replace("\n", "\r\n"), "t1:1 t1:4 t1:4 e1:1 e1:3 e1:4 e1:4"),
-        # A bar that was cut short: the training goes on, and the next epoch begins.
+        # A bar that was cut off: the training continues, and the next epoch begins.
         (CUT_SHORT + bars(2, 4), "t1: t1:1 e1:3 t1:2 t1:4"),
         (CUT_SHORT.replace("3/4", "1/9") + bars(2, 4), "t1: t1:1 e1:1 t1:2 t1:4"),
         (
             flat(EPOCH + bars(1, 4) + bars(1) + "Epoch 2/2\n" + bars(1, 4)),
             "t1: t1:1 t1:4 e1:1 t2:4 t2:5 t2:8",
         ),
-        # Single epochs with validation, again and again.
+        # Several single epochs with validation.
         (SINGLE * 3, "t1:12 t1:24 t1:36"),
         (f"\r{ONE}\b\b\r{TWO} - val_loss: 1.0000\n" * 2, "t1:1 t1:2 e1:1 t1:4"),
         # Training whose first bars have no metrics.
@@ -362,8 +362,8 @@ def test_memory_is_bounded() -> None:
 def replicas(name: str) -> tuple[bytes, dict[str, list[float]]]:
     """Return a log of ``data/console/replicas`` without its last lines, and Keras' own values.
 
-    They are what worker 0 of one, two or three printed with TensorFlow 2.21 and tf-keras 2.21: two
-    epochs, each with validation, then ``evaluate``; a callback adds ``lr`` at the end of an epoch.
+    Worker 0 of one, two or three printed them with TensorFlow 2.21 and tf-keras 2.21: two epochs,
+    each with validation, then ``evaluate``. A callback adds ``lr`` at the end of an epoch.
     In ``train-step``, of two workers, a custom ``train_step`` returns tensors; in
     ``reduction-first`` the model's ``distribute_reduction_method`` is ``first``; in ``unknown``
     the data set does not know its length.
@@ -452,7 +452,7 @@ class TestReplicas:
 
     def test_a_scale_that_is_wrong_once_is_forgotten(self) -> None:
         def shown(*epochs: tuple[str, str]) -> list[float | None]:
-            """Return what is shown within each epoch, of what Keras shows there and at its end."""
+            """Return the value shown within each epoch, from Keras' values there and at its end."""
             text = ""
             for number, (within, end) in enumerate(epochs, 1):
                 text += f"Epoch {number}/9\n\r2/2 [====] - ETA: 0s - loss: {within}\b\b"
@@ -462,7 +462,7 @@ class TestReplicas:
 
         twice, thrice = ("1.0000", "0.5000"), ("0.9000", "0.3000")
         assert shown(twice, thrice, thrice) == [None, 0.45, 0.3]
-        # Neither 2 nor any other number, too few digits, and a loss that is lost.
+        # Neither 2 nor another factor; too few digits; a loss that is not finite.
         assert shown(twice, ("1.0000", "0.7000"), twice) == [None, 0.5, None]
         assert shown(("0.0042", "0.0001"), twice) == [None, None]
         assert shown(twice, ("0.8000", "nan"), ("nan", "nan"))[:2] == [None, 0.4]

@@ -1,4 +1,4 @@
-"""Whether a rank that makes steps is in contact with the others of its gang."""
+"""The contacts of a rank that makes steps with the others of its gang."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def server() -> Iterator[socket.socket]:
 
 @pytest.fixture
 def peer(server: socket.socket) -> Iterator[int]:
-    """Another process that has connected to the server; its pid."""
+    """Yield the pid of another process, which is connected to the server."""
     words = [sys.executable, "-c", CONNECT, "127.0.0.1", str(server.getsockname()[1])]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
@@ -48,9 +48,9 @@ def peer(server: socket.socket) -> Iterator[int]:
 def looked(
     made: contacts.Contacts, pids: set[int], seconds: float = 20.0, makes_steps: bool = True
 ) -> float:
-    """Return for how long a rank was alone that was looked at for some seconds.
+    """Observe a rank for some seconds, and return for how long it was alone.
 
-    The kernel's tables are read once: nothing changes in the meantime, and reading them is slow.
+    The kernel's tables are read only once, because they do not change and reading them is slow.
     """
     now = 100.0
     with (
@@ -69,7 +69,7 @@ def test_a_rank_without_a_connection_is_alone(server: socket.socket) -> None:
     port = server.getsockname()[1]
     places = (f"127.0.0.1:{port}", "127.0.0.1:1")
     assert looked(contacts.Contacts(1, config(*places, index=1)), {os.getpid()}) >= 20
-    # One that listens may exchange data rarely, unless TensorFlow is in it.
+    # A rank that listens may exchange data rarely, unless it has loaded TensorFlow.
     assert looked(contacts.Contacts(port, config(*places)), {os.getpid()}, seconds=9) == 0
     assert looked(contacts.Contacts(port, config(*places)), {os.getpid()}) >= 20
     assert looked(contacts.Contacts(1, config(*places)), {os.getpid()}, seconds=1) == 0
@@ -99,7 +99,7 @@ def test_a_rank_of_tensorflow_without_known_steps(
         made = contacts.Contacts(own, gang)
         assert looked(made, {os.getpid()}, seconds, makes_steps=False) == 0
         assert made.is_without_any() is expected
-    # Steps that begin late count from then on.
+    # Steps that begin late count from their beginning.
     made = contacts.Contacts(port, gang)
     looked(made, {os.getpid()}, 80, makes_steps=False)
     assert made.due(180.1, makes_steps=True)

@@ -1,8 +1,8 @@
-"""Why a rank ended, and whether it still makes steps.
+"""The reasons why a rank ended, and the check whether it still makes steps.
 
-``data/ends/*.log`` is how TensorFlow, C++ and libraries that download end a script. ``too-large``
-has the same error class as the three ``oom``, about something else, after a warning about memory;
-``lost-rank`` has lost another rank, after a line about a download.
+``data/ends/*.log`` are logs of scripts that were ended by TensorFlow, C++ or libraries that
+download. ``too-large`` has the same error class as the three ``oom``, but for another reason, after
+a warning about memory. ``lost-rank`` has lost another rank, after a line about a download.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def test_causes(code: int, log: str, killed: Any, full: str, cause: Any, reason:
 )
 def test_causes_in_logs(name: str, code: int, cause: str, reason: str) -> None:
     log = (REPOSITORY / f"tests/data/ends/{name}.log").read_text()
-    # That the kernel has killed for memory meanwhile says something of SIGKILL alone.
+    # A kill by the kernel for lack of memory explains only an end by SIGKILL.
     found, text = ends.explain(code, log, (1, 1), 700, "")
     assert found == cause
     assert reason in text
@@ -139,7 +139,7 @@ def test_a_phase_has_no_limit_before_it_has_been_seen_twice() -> None:
 
 
 def of_epoch(epoch: int, batch: int, epochs: int = 5) -> Any:
-    """What the console reports of an epoch of 100 batches."""
+    """Return the console's record of an epoch of 100 batches."""
     done = 100 * (epoch - 1) + batch
     place = {"batch": batch, "batches": 100, "source": "console"}
     return {"phase": "training", "step": done, "epoch": epoch, "epochs": epochs, **place}
@@ -149,7 +149,7 @@ def test_where_the_end_of_an_epoch_is_near_a_test_may_have_begun() -> None:
     watched = pace.Pace(factor=2, least=1)
     now = 0.0
     for epoch in (1, 2):
-        # The last bar of an epoch is understood with what follows it.
+        # The last bar of an epoch is parsed together with the text after it.
         for batch in (1, 33, 66, 97):
             watched.feed([of_epoch(epoch, batch)], now)
             now += 1.0
@@ -158,7 +158,7 @@ def test_where_the_end_of_an_epoch_is_near_a_test_may_have_begun() -> None:
     watched.feed([of_epoch(3, 1)], now)
     assert "the limit is 2 s" in watched.overdue(now + 3)
     watched.feed([of_epoch(3, 70)], now + 1)
-    # 30 s and 1 s, twice: the test is known now.
+    # 30 s and 1 s, twice: the duration of the test is now known.
     assert watched.overdue(now + 61) == ""
     assert "the limit is 60 s" in watched.overdue(now + 62)
 

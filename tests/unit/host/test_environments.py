@@ -1,4 +1,4 @@
-"""What an interpreter finds, by the files of its environment, and packages that no job has."""
+"""The modules in an interpreter's environment, and the removal of packages that no job uses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAME = "packages-0123456789ab"
 
 
 def make(root: Path, name: str, link: str, *modules: str, **marker: Any) -> str:
-    """Make an environment as the role does, and return its interpreter."""
+    """Create an environment like the role, and return its interpreter."""
     folder = root / "venvs" / name
     packages = folder / "lib/python3.11/site-packages"
     packages.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The GPUs of a machine, listed by a stand-in of nvidia-smi."""
+"""The GPUs of a machine, listed by a fake nvidia-smi."""
 
 from __future__ import annotations
 

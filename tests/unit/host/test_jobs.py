@@ -1,4 +1,4 @@
-"""What a host lists of its jobs, and what it removes of them."""
+"""The list of jobs on a host, and their removal."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_job_is_removed_with_all_it_holds(tmp_path: Path) -> None:
 
 def test_a_job_with_a_process_that_nobody_watches_stays(tmp_path: Path, start: Starter) -> None:
     rank_dir = lay_out(tmp_path / "real", "night", "worker-0", host="a", phase="failed")
-    # As it was started: through a link to the root.
+    # The command line of its start, through a link to the root.
     (tmp_path / "root").symlink_to(tmp_path / "real")
     process = start(**{rank_environment.ENV_RANK_DIR: str(tmp_path / "root/jobs/night/worker-0")})
     found = remove(tmp_path / "real", "night")

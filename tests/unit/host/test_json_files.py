@@ -38,7 +38,7 @@ def test_a_temporary_file_is_new_and_has_another_name_each_time(
         json_files.write_text(str(tmp_path / "a"), "text")
     assert len(set(names)) == 2
     assert all(name.startswith(f"{tmp_path}/a.") and name.endswith(".tmp") for name in names)
-    # One that is there already, by whatever chance, is neither followed nor overwritten.
+    # An existing file of that name is neither followed nor overwritten.
     monkeypatch.setattr(os, "urandom", bytes)
     taken = tmp_path / f"a.{bytes(8).hex()}.tmp"
     taken.write_text("another's")

@@ -1,6 +1,6 @@
 """Leases of ports and GPUs: real processes that compete, are killed, wait and take over.
 
-The folder belongs to nobody: several users share it, one of them hostile. Several machines are
+Several users share the folder of leases, one of them hostile. Several machines are simulated by
 folders.
 """
 
@@ -48,7 +48,7 @@ FORK = multiprocessing.get_context("fork")
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder that is not there yet, in one such as /tmp: pytest's own is closed to others."""
+    """Yield the path of a new folder that other users can enter, unlike pytest's own folders."""
     parent = Path(tempfile.mkdtemp(prefix="test-leases-", dir="/tmp"))
     parent.chmod(0o1777)
     yield parent / "leases"
@@ -127,7 +127,7 @@ def test_a_port_that_a_job_has_is_refused_waited_for_or_its_own(folder: Path) ->
 
 
 def test_neither_a_child_that_survives_nor_the_watchdog_keeps_a_lease(folder: Path) -> None:
-    """As in the supervisor: the watchdog is its parent, the script is started after the leases."""
+    """The watchdog is the supervisor's parent, and the script starts after the leases are taken."""
     code = """
 import os, subprocess, sys, json, time
 from train.host import leases
@@ -157,7 +157,7 @@ time.sleep(60)
 def test_the_next_attempt_takes_over(folder: Path, supervisor: Starter) -> None:
     first, second = supervisor(), supervisor()
     assert first.starts(folder, holder("a")) is None
-    # Another task of the same host: the gang got smaller.
+    # Another task of the same host, because the gang has shrunk.
     assert second.starts(folder, holder("a", task="chief-0", attempt=2)) is None
     third = supervisor()
     why = third.starts(folder, holder("a"))
@@ -165,7 +165,7 @@ def test_the_next_attempt_takes_over(folder: Path, supervisor: Starter) -> None:
     first.ask("release")
     second.renews()
     assert jobs(folder) == ["a"]
-    # Another job of the same name is another job.
+    # A second job with the same name is a different job.
     assert "job a" in third.starts(folder, holder("a", 7.0, attempt=3))
 
 
@@ -232,7 +232,7 @@ def test_a_lost_file_is_written_again_by_those_that_run(folder: Path, supervisor
         first.renews()
         assert jobs(folder) == ["a", "a"]
     assert "is in use by worker-0 of job a" in supervisor().confirms(folder, holder("b", 2.0))
-    # It keeps running even if another job takes its lease in between.
+    # It keeps running even if another job takes its lease meanwhile.
     remove()
     leases.take(str(folder), PORT, holder("b", 2.0))
     first.renews()
@@ -242,7 +242,7 @@ def test_a_lost_file_is_written_again_by_those_that_run(folder: Path, supervisor
 
 
 def test_ports_are_those_of_a_network(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And GPUs those of the machine."""
+    """GPUs belong to the machine."""
     leases.take(str(folder), {**PORT, **GPU}, holder("a"))
     monkeypatch.setattr(leases, "_network", lambda: "net:[1]")
     leases.take(str(folder), PORT, holder("b", 2.0))
@@ -258,7 +258,7 @@ def test_a_rank_without_port_and_gpus_needs_no_folder(folder: Path) -> None:
     held._due = 0.0
     held.renew()
     held.release()
-    leases.release_rank(cast(records.RankSpec, {}))  # it is cut off
+    leases.release_rank(cast(records.RankSpec, {}))  # rank.json is truncated
     assert jobs(folder) == []
     assert not folder.exists()
 
@@ -276,10 +276,10 @@ def test_the_queue_has_the_order_in_which_the_jobs_were_made(folder: Path) -> No
     for later in (late, holder("hasty", 3.0)):
         assert "is claimed by worker-0 of job early" in refused(folder, PORT, later)
     assert leases.wait(place, {"port/9": "port 9"}, holder("elsewhere", 4.0), 0) == []
-    # Of one moment, the id decides.
+    # For jobs of the same time, the id decides.
     assert leases.wait(place, PORT, holder("a", 1.0), 0) == []
     assert leases.wait(place, PORT, early, 0)[0]["job"] == "a"
-    # The order is not that of arrival here.
+    # The order of arrival here does not matter.
     leases.take(place, PORT, holder("first", 0.5))
     assert jobs(folder) == ["first"]
 
@@ -325,17 +325,17 @@ def test_of_two_that_hold_a_part_the_later_one_gives_way(tmp_path: Path) -> None
     assert time.monotonic() - began < 5, "the later one does not wait"
     back = threading.Timer(0.7, leases.give_back, (other, late))
     back.start()
-    leases.take(other, PORT, early)  # the earlier one waits until it is given back
+    leases.take(other, PORT, early)  # the earlier job waits until the lease is released
     assert jobs(tmp_path / "h2") == ["early"]
     back.join()
-    # But not for ever.
+    # But it does not wait forever.
     leases.take(str(tmp_path / "h3"), PORT, late)
     assert "job late" in refused(tmp_path / "h3", PORT, early, patience=0.5)
 
 
 @contextmanager
 def child(uid: int, action: Callable[[], object]) -> Iterator[None]:
-    """A process of another user that does something and stays until it is ended."""
+    """Run a process of another user that calls ``action`` and stays until it is ended."""
     done = FORK.Event()
 
     def act() -> None:
@@ -361,7 +361,7 @@ def acts(uid: int, action: Callable[[], object]) -> None:
 
 
 def lock(path: Path, kind: int = fcntl.LOCK_EX) -> int:
-    """Lock a file or a folder, as long as this process lives."""
+    """Lock a file or a folder for the life of this process; return the descriptor."""
     descriptor = os.open(path, os.O_RDONLY)
     fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     return descriptor
@@ -374,7 +374,7 @@ def forged(folder: Path, text: bytes, number: int = 0) -> Path:
 
 
 def sound(**fields: Any) -> dict[str, Any]:
-    """Return the fields of a lease."""
+    """Return the fields of a valid lease."""
     who = {**holder("forged", 0.5)._asdict(), "net": os.readlink("/proc/self/ns/net")}
     resources = ["port/12345", "port/12346", "gpu/GPU-a"]
     return {"state": "started", "since": 1.0, "resources": resources, **who, **fields}
@@ -512,7 +512,7 @@ def test_two_users_share_the_folder(folder: Path, supervisor: Starter) -> None:
     assert folder.stat().st_uid == ANNA
     assert f"job theirs (user uid {ANNA}, since" in refused(folder, PORT, holder("mine", 2.0))
     leases.take(str(folder), {"port/2": "port 2"}, holder("mine", 2.0))
-    # A name that two users have chosen in the same moment is not one job.
+    # Jobs of two users with the same name and time are two jobs.
     for who in (holder("more", 3.0), holder("mine", 2.0, attempt=2)):
         why = other.ask("take", str(folder), {"port/2": "port 2"}, who)
         assert "port 2 is reserved for worker-0 of job mine (user root" in why
@@ -524,7 +524,7 @@ def test_two_users_share_the_folder(folder: Path, supervisor: Starter) -> None:
 @needs_root
 @pytest.mark.parametrize("who", [0, ANNA], ids=["root", "a user"])
 def test_what_another_user_writes(folder: Path, supervisor: Starter, who: int) -> None:
-    """Garbage and forged leases neither end nor refuse a rank; nor does a folder made again."""
+    """Garbage, forged leases and a recreated folder neither end nor reject a rank."""
     secret = folder.parent / "secret"
     secret.write_text(json.dumps(sound()))
 
@@ -562,7 +562,7 @@ def test_what_another_user_writes(folder: Path, supervisor: Starter, who: int) -
     assert "job mine" in late.ask("take", str(folder), PORT, holder("more", 3.0))
     late.ask("release")
 
-    modes = (0o1777, 0o755, 0o700)  # of a folder that is mallory's
+    modes = (0o1777, 0o755, 0o700)  # of a folder that belongs to mallory
     for number in range(6):
         shutil.rmtree(folder)
         rank.renews()
@@ -573,7 +573,7 @@ def test_what_another_user_writes(folder: Path, supervisor: Starter, who: int) -
             rank.renews()
         problem = late.starts(folder, holder("late", 2.0), free)
         assert bool(problem) == (number in (3, 5))
-        if problem:  # of which stage only warns
+        if problem:  # stage only warns about it
             mode = modes[number // 2]
             closed = mode == 0o700 and who != 0
             why = "Permission denied" if closed else UNSTICKY
@@ -640,7 +640,7 @@ def test_one_user_with_many_files_slows_and_conceals_no_other_one(
         return entry(folder, name, prune)
 
     monkeypatch.setattr(leases, "_entry", count)
-    # Locked or not, visible in /proc/locks or not: the rest is then in the order of the folder.
+    # Locked or not, and visible in /proc/locks or not. The rest is in the order of the folder.
     for locked in (True, False):
         with child(MALLORY, fill):
             if not locked:
@@ -701,7 +701,7 @@ def test_no_other_user_locks_a_new_file_before_its_owner(
             lock(path, fcntl.LOCK_SH)
 
     def lock_late(descriptor: int, kind: int) -> None:
-        if kind == fcntl.LOCK_EX:  # that of the folder does not wait
+        if kind == fcntl.LOCK_EX:  # the lock of the folder does not wait
             acts(MALLORY, snatch)
             tried.append(descriptor)
         flock(descriptor, kind)
@@ -721,7 +721,7 @@ ALL_OF_A = {host: ["a"] for host in HOSTS}
 
 
 class Machines:
-    """Machines that are folders."""
+    """Machines that are simulated by folders."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -787,7 +787,7 @@ def test_all_machines_are_taken_at_once(machines: Machines) -> None:
 
 @pytest.mark.parametrize("at_once", [False, True])
 def test_jobs_run_one_after_another(machines: Machines, at_once: bool) -> None:
-    """In the order of their creation, whichever asks first; or at once, on free machines."""
+    """Jobs run in the order of their creation, or at the same time on free machines."""
     if not at_once:
         machines.waiting("running", 0.0).take(0)
     order, held = [], {}
@@ -809,7 +809,7 @@ def test_jobs_run_one_after_another(machines: Machines, at_once: bool) -> None:
             assert order == []
             machines.end("running", 0.0)
         for one in running:
-            one.result()  # after 60 s, they would have waited for one another
+            one.result()  # a deadlock would last for 60 s
     assert (sorted(order) if at_once else order) == ["b", "c", "d", "e"]
     for job, hosts in wanted.items():
         assert all(held[job][host] == [job] for host in hosts)
@@ -832,7 +832,7 @@ def test_a_machine_that_does_not_answer(machines: Machines) -> None:
 
 
 def test_a_machine_without_leases(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jobs do not wait for it."""
+    """Jobs do not wait for a machine whose folder of leases cannot be used."""
     monkeypatch.setattr(leases, "_PAUSES", (0.0,))
     (machines.root / "h3").write_text("no folder")
     machines.waiting("a", 1.0).take(60)

@@ -1,6 +1,6 @@
-"""GPUs that others use: processes that belong to no job are named, other jobs' GPUs left alone.
+"""GPUs in use: processes that belong to no job are named, and other jobs' GPUs are not used.
 
-``nvidia-smi`` is a stand-in, no GPU is needed.
+``nvidia-smi`` is a fake, and no GPU is needed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def test_processes_are_listed_by_gpu(machine: Machine) -> None:
 
 
 def test_processes_without_a_job(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are sought on instances that nobody leased."""
+    """Only instances without a lease are searched for them."""
     monkeypatch.setattr(preflight, "PAUSE_S", 0.0)
     machine.has(1, instances=2)
     machine.runs(f"{MIG[0]}, 4711, 1, a job's", f"{MIG[1]}, 4712, 1, x", f"{UUIDS[0]}, 4713, 1, y")
@@ -86,14 +86,14 @@ def test_when_memory_is_back(machine: Machine, monkeypatch: pytest.MonkeyPatch) 
     assert gpus.wait_until_left([UUIDS[0]], [4711], 1.0) is True
     machine.runs(f"{UUIDS[0]}, 4711, 1, python3")
     assert gpus.wait_until_left([UUIDS[0]], [4711], 0.3) is False
-    # The driver takes its time.
+    # The driver answers slowly.
     machine.listed.unlink()
     os.mkfifo(machine.listed)
     feed = f"echo '{UUIDS[0]}, 4711, 1, x' >$0; sleep 0.3; : >$0"
     feeder = subprocess.Popen(["sh", "-c", feed, str(machine.listed)])
     assert gpus.wait_until_left([UUIDS[0]], [4711], 10.0) is True
     assert feeder.wait() == 0
-    # In a container its pids are not those here; and a driver may not answer.
+    # In a container, the driver's pids differ from those here. The driver may also not answer.
     monkeypatch.setattr(gpus, "INITIAL_PIDS", "pid:[1]")
     assert gpus.wait_until_left([UUIDS[0]], [4711], 1.0) is None
     monkeypatch.undo()

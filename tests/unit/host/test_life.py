@@ -1,4 +1,4 @@
-"""What counts as a sign of life of a script that has not started yet."""
+"""The activity of a script that has not started yet."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AT_REST = Sample(pids={7}, cpu_seconds=3.0, read=100, written=10)
     ("change", "idle"),
     [
         ({}, 20.0),
-        ({"cpu_seconds": 3.05}, 20.0),  # it polls
+        ({"cpu_seconds": 3.05}, 20.0),  # the script only polls
         ({"cpu_seconds": 4.0}, 0.0),
         ({"read": 101}, 0.0),
         ({"written": 11}, 0.0),
@@ -50,12 +50,12 @@ def test_signs_of_life(change: dict[str, float], idle: float) -> None:
 def test_what_a_real_script_does(tmp_path: Path, script: str, alive: bool) -> None:
     file = tmp_path / "data"
     file.write_text("data")
-    # A process between: what is sampled are the descendants of a supervisor.
+    # A process in between, because the descendants of a supervisor are sampled.
     words = [sys.executable, "-c", script.format(file=str(file))]
     code = f"import subprocess; subprocess.run({words!r})"
     process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
     try:
-        time.sleep(2.0)  # its start is over
+        time.sleep(2.0)  # the interpreter has started by then
         life = Life(0.0)
         for second in range(3):
             life.add(float(second), sample(process.pid, 0))

@@ -1,4 +1,4 @@
-"""What a rank writes to a file is kept within a limit."""
+"""The limit on the size of a file that a rank writes."""
 
 from __future__ import annotations
 

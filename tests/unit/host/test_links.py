@@ -1,4 +1,4 @@
-"""The paths between hosts, measured by threads that stand for hosts on addresses of loopback."""
+"""The paths between hosts, which are simulated by threads on loopback addresses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Places = dict[str, tuple[str, int]]
 
 
 def measure(places: Places, absent: str = "", seen: Places | None = None) -> dict[str, Any]:
-    """Have hosts measure; ``seen`` are the places that ``a`` was given instead of some."""
+    """Measure between hosts; ``seen`` replaces some addresses of the peers of host ``a``."""
     schedule = examine.rounds(NAMES)
 
     def one(name: str) -> Any:
@@ -61,7 +61,7 @@ def test_everyone_measures_everyone(there: Places) -> None:
 def test_an_address_of_another_host(there: Places) -> None:
     found = measure(there, seen={"b": there["c"]})
     assert found["a"]["b"]["met"] == "c"
-    # The other direction is open, and what is measured goes there.
+    # The other direction is open, and both measurements use it.
     assert found["b"]["a"]["out"] == "open"
     assert found["a"]["b"]["sent_mbit"] > 0
     assert all("met" not in link for name in "bcd" for link in found[name].values())

@@ -16,7 +16,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Host:
-    """A machine that is made up of files."""
+    """A machine that is simulated by files."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root = root
@@ -117,7 +117,7 @@ def group(folder: str, quota: str = "50000", stat: str = STAT) -> dict[str, str]
     return {f"{folder}/{name}": text for name, text in {**files, "cpu.stat": stat}.items()}
 
 
-#: Version 2 and 1 of control groups; a limit of the group itself, of one above, in a container.
+#: Control groups of version 2 and 1: a limit of the group itself, of a parent, in a container.
 V1 = "9:name=systemd:/x\n4:cpuset:/x\n3:cpu,cpuacct:/docker/1\n0::/\n"
 UNUSED = "nr_periods 0\nnr_throttled 0\n"
 GROUPS: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
@@ -145,7 +145,7 @@ def test_the_limit_of_the_control_group(host: Host, line: str, files: Any, expec
 
 # ---------------------------------------------------------------------------------- GPUs
 
-#: An nvidia-smi that notes each question.
+#: A fake nvidia-smi that logs each call.
 SMI = """#!/bin/sh
 echo "$1" >> {log}
 old=", 0x0"
@@ -169,7 +169,7 @@ exit
 
 @pytest.fixture
 def smi(host: Host, machine: Machine) -> Any:
-    """A rank with a GPU, and a function that installs nvidia-smi and returns its log."""
+    """Return a rank with a GPU, and a function that installs nvidia-smi and returns its log."""
     host.process(50, 50)
     fd = host.root / "proc/50/fd"
     fd.mkdir()

@@ -1,4 +1,4 @@
-"""For which ranks an inventory host answers, whatever names a job was started under."""
+"""The ranks that an inventory host answers for, whatever names the job was started under."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ELSEWHERE = "boot/other-machine/net:[1]"
 
 
 def rank(root: Path, task: str, host: str, machine: str = HERE, **about: Any) -> None:
-    """Lay out a rank that was staged on a machine."""
+    """Create the folder of a rank that was staged on a machine."""
     path = lay_out(root, "night", task, host=host, **about) / "rank.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "machine": machine}))
 

@@ -19,7 +19,7 @@ def write(folder: Path, *names: str) -> None:
 
 def test_files_that_look_like_results(tmp_path: Path) -> None:
     write(tmp_path, "main.py", "data/train.csv", "__pycache__/main.pyc", "notes.txt", "old.h5")
-    os.utime(tmp_path / "old.h5", (1000, 1000))  # it came with the script
+    os.utime(tmp_path / "old.h5", (1000, 1000))  # it was copied with the script
     assert outputs.left_behind(str(tmp_path), 2000.0, []) == (0, 0, [])
     write(tmp_path, "model.h5", "a/b.keras", "outputs/x.txt", "ckpt/ckpt-1.data-00000-of-00001")
     (tmp_path / "link.h5").symlink_to("old.h5")

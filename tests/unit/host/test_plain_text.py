@@ -1,4 +1,4 @@
-"""Numbers in texts from outside."""
+"""Numbers in texts from scripts and hosts."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def test_what_is_no_number(text: str) -> None:
 def test_numbers() -> None:
     assert all(map(plain_text.is_number, ("0", "10", "007")))
     assert records.task_order("worker-10") > records.task_order("worker-9")
-    # Where a program's answer is read.
+    # In the output of a program.
     assert not gpus._GPU.match("GPU ٣: NVIDIA H100 (UUID: GPU-a)")

@@ -1,4 +1,4 @@
-"""The check of a host before a rank starts there: what it warns of, and what it refuses."""
+"""The check of a host before a rank starts there: its warnings and its errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ GONE = "echo 'Error: No such file or directory' >&2; exit 1"
 def test_whether_the_firewalls_table_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: int, answer: str, lacks: bool
 ) -> None:
-    """Root asks nft, and others systemd; where setup left no rules, nobody is asked."""
+    """Root asks nft, and other users ask systemd. Without rules from setup, neither is asked."""
     rules = tmp_path / "rules.nft"
     monkeypatch.setattr(preflight, "FIREWALL_RULES", str(rules))
     monkeypatch.setattr(preflight, "SYSTEM_PATH", str(tmp_path))
@@ -72,7 +72,7 @@ def test_what_nft_really_answers() -> None:
 
 
 def given(tmp_path: Path, **changed: Any) -> dict[str, Any]:
-    """Return the arguments of the check of a host."""
+    """Return the arguments for the check of a host."""
     return {
         "root": str(tmp_path),
         "job": "mine",
@@ -89,7 +89,7 @@ def given(tmp_path: Path, **changed: Any) -> dict[str, Any]:
 
 
 def test_whether_an_interpreter_has_tensorflow(tmp_path: Path) -> None:
-    """Whatever environment it belongs to: only the interpreter itself knows what it finds."""
+    """Only the interpreter itself knows which modules it finds, in any kind of environment."""
     program = tmp_path / "env" / "bin" / "python"
     program.parent.mkdir(parents=True)
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')

@@ -1,4 +1,4 @@
-"""What a host finds of its rank's connections: train/host/probe.py."""
+"""A host's check of its rank's connections, train/host/probe.py."""
 
 from __future__ import annotations
 

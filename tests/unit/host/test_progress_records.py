@@ -22,7 +22,7 @@ def test_records_that_cannot_be_written_are_one_warning_and_the_next_ones_are_tr
         "warning: cannot write full: [Errno 28] No space left on device; "
         "records are lost until that succeeds\n"
     )
-    path.write_text('{"phase": "training", "st')  # as much of a record as there was space for
+    path.write_text('{"phase": "training", "st')  # a record that was cut off by a full disk
     writer.path = str(path)
     for step in (3, 4):
         writer.write("training", force=True, step=step)
@@ -40,7 +40,7 @@ def test_records_that_cannot_be_written_are_one_warning_and_the_next_ones_are_tr
             {"source": "console", "approximate": {"loss": 0.5}},
             {"source": "console", "step": 3, "loss": 0.7, "approximate": {"loss": 0.5}},
         ),
-        ({"step": 1}, {"step": 1}),  # of the script itself
+        ({"step": 1}, {"step": 1}),  # from the script itself
     ],
 )
 def test_what_still_holds_of_earlier_records(record: Progress, expected: Progress) -> None:

@@ -1,4 +1,4 @@
-"""The end of a rank as its host notes it: on full disks, with files that were cut off."""
+"""The recorded end of a rank, also on full disks and with truncated files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from train.host import (
 )
 from train.host.call_types import CallError
 
-#: All that a supervisor notes where the disk is full, and the end of its process.
+#: A supervisor's notes on a full disk, and the end of its process.
 NOTING = """
 import os, sys
 from train.host import json_files, progress_records, supervisor
@@ -79,7 +79,7 @@ def run(code: str, *arguments: str | Path, **options: Any) -> subprocess.Complet
 
 @pytest.fixture
 def chief(start: Starter) -> subprocess.Popen[bytes]:
-    """A process that stands for a supervisor."""
+    """Return a process that represents a supervisor."""
     return start()
 
 
@@ -95,7 +95,7 @@ def no_space(*_: Any, **__: Any) -> None:
 
 
 def fill_disk(rank_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Leave no space but what is kept free for a rank, and return the file that keeps it."""
+    """Fill the disk except for the rank's reserved space, and return the file that reserves it."""
     reserve = rank_dir / ranks.RESERVE_FILE
     reserve.write_bytes(bytes(9))
     real = json_files.write_json
@@ -141,7 +141,7 @@ def test_what_is_kept_free_is_for_the_last_state(
 
 @pytest.mark.parametrize(("attempt", "left"), [(1, True), (2, False)])
 def test_a_stop_of_an_attempt(rank_dir: Path, chief: Any, attempt: int, left: bool) -> None:
-    """That of an earlier one stops no later one."""
+    """A stop of an earlier attempt does not stop a later one."""
     path = rank_dir / rank_files.RANK_FILE
     path.write_text(json.dumps({**json.loads(path.read_text()), "attempt": 2}))
     about = {"root": str(rank_dir.parents[2]), "job": "night", "host": "a", "check": False}
@@ -159,7 +159,7 @@ def test_the_time_for_a_last_state(rank_dir: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_an_end_between_two_reads(rank_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank whose supervisor writes its last state and ends there is not taken for killed."""
+    """A rank whose supervisor writes its last state and ends meanwhile is not seen as killed."""
     last = dict(bare_ranks.state(rank_dir), phase=records.STOPPED, reason="was stopped")
 
     def is_alive(*_: Any) -> bool:
@@ -180,7 +180,7 @@ def test_the_watchdog_leaves_the_state_to_a_stop(rank_dir: Path) -> None:
 
 
 def test_what_a_supervisor_notes_is_written_at_once_or_lost(tmp_path: Path) -> None:
-    """Of one that has a problem with each of its files."""
+    """The supervisor has a problem with each of its files."""
     (tmp_path / "leases").write_text("in the way")
     noted = {"created_at": 1.0, "folder": str(tmp_path / "leases"), "resources": PORT}
     troubled = bare_ranks.stage(tmp_path, "worker-0", Path(__file__), leases=noted)
@@ -230,7 +230,7 @@ def test_files_are_synced_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def made_ready(root: Path, ago: float, attempt: int = 1) -> Path:
-    """Lay out a rank that was made ready some seconds ago and has not started."""
+    """Create the folder of a rank that was staged some seconds ago and has not started."""
     rank_dir = lay_out(root, "night", "worker-0", host="a", phase=records.ABSENT)
     path = rank_dir / rank_files.RANK_FILE
     spec = json.loads(path.read_text())
@@ -291,7 +291,7 @@ def test_what_a_job_without_any_folder_has_taken_is_given_back(tmp_path: Path) -
 
 
 def staged_again(root: Path, task: str, claim: str) -> Path:
-    """Make the second attempt of a rank ready as ``stage`` does, and return its folder."""
+    """Stage the second attempt of a rank like ``stage``, and return its folder."""
     rank_dir = root / "jobs/night" / task
     spec = ranks.specification(str(rank_dir))
     (rank_dir.parent / (rank_files.CLAIM_FILE % 2)).write_text(claim)
@@ -302,7 +302,7 @@ def staged_again(root: Path, task: str, claim: str) -> Path:
 
 
 def unstage(root: Path, task: str, claim: str) -> str:
-    """Undo that, and return the message."""
+    """Undo ``staged_again``, and return the message."""
     about = {"root": str(root), "lease_dir": str(root / "leases"), "job": "night", "task": task}
     with pytest.raises(CallError) as raised:
         staging.unstage({**about, "attempt": "2", "created_at": "1.0", "claim": claim})
@@ -315,7 +315,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_later_attempt_that_is_unstaged_leaves_the_job_as_it_was(tmp_path: Path) -> None:
-    """Of two ranks on a machine, one had its earlier files set aside, and got no others."""
+    """One of two ranks on a machine had its earlier files set aside, and got no new ones."""
     for task in ("worker-0", "worker-1"):
         lay_out(tmp_path, "night", task, host=task, phase=records.FAILED)
     job_dir = tmp_path / "jobs/night"

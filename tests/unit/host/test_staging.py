@@ -1,4 +1,4 @@
-"""An attempt belongs to one control node: the claim on it, in the job's folder on a host."""
+"""The claim of one control node on an attempt, in the job's folder on a host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MANIFEST: dict[str, Any] = {"job": "night-1", "attempt": 2, "attempts": [{"claim
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """The file of the claim; nobody has made it yet."""
+    """Return the path of the claim's file, which does not exist yet."""
     folder = tmp_path / "jobs/night-1"
     folder.mkdir(parents=True)
     return folder / "attempt-2.claim"
@@ -31,7 +31,7 @@ def claim(path: Path) -> None:
 
 @pytest.mark.parametrize("mark", ["mine", "another's"])
 def test_a_claim_that_is_being_written_is_waited_for(path: Path, mark: str) -> None:
-    path.touch()  # made by another rank of the machine, which has not written it yet
+    path.touch()  # created by another rank of the machine, which has not written it yet
     writer = threading.Timer(0.2, path.write_text, [mark])
     writer.start()
     if mark == "mine":

@@ -1,4 +1,4 @@
-"""What a host reports of itself before TensorFlow is installed there."""
+"""The facts of a host before TensorFlow is installed there."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def program(path: Path, answer: str) -> str:
 
 
 def python(path: Path, **changed: Any) -> str:
-    """Return a program that answers as an interpreter does."""
+    """Return a program that answers like an interpreter."""
     facts = {"version": "3.11.2", "implementation": "cpython", "bits": 64, "free_threaded": False}
     facts |= {"has_venv": True, "glibc": "glibc 2.31", **changed}
     return program(path, f"echo '{json.dumps(facts)}'")

@@ -1,4 +1,4 @@
-"""Files that a script writes are read whatever it does to them."""
+"""Reading files while a script writes, truncates or replaces them."""
 
 from __future__ import annotations
 

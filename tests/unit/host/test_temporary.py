@@ -1,4 +1,4 @@
-"""The folder for temporary files: when a script gets it, and what becomes of it."""
+"""The folder for temporary files: its creation and its removal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from train.host import temporary
 
 @pytest.fixture
 def rank_dir() -> Iterator[Path]:
-    """A folder with a short path."""
+    """Yield a folder with a short path."""
     folder = tempfile.mkdtemp(dir="/tmp")
     yield Path(folder)
     shutil.rmtree(folder)

@@ -1,4 +1,4 @@
-"""Which event files of a host there are, and what shows them."""
+"""The search for event files on a host, and TensorBoard, which shows them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which error has ended a script, of all that its log shows."""
+"""The error that ended a script, among all errors in its log."""
 
 from __future__ import annotations
 

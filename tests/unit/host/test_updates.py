@@ -1,4 +1,4 @@
-"""What a host answers of its ranks' files: bounded, without holes, byte for byte."""
+"""A host's answers with its ranks' files: bounded, without holes, byte for byte."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def ask(*folders: Path, **cursor: Any) -> list[dict[str, Any]]:
 
 
 def fetch(folder: Path, answer: int) -> tuple[bytes, int]:
-    """Return all of a log, piece by piece, and how many pieces that took."""
+    """Return a whole log, fetched piece by piece, and the number of pieces."""
     found, pieces, cursor = b"", 0, {**START, "answer": answer}
     while True:
         (update,) = ask(folder, **cursor)
@@ -82,7 +82,7 @@ HOLE = (10_000, 90_000)
 
 @pytest.fixture
 def with_hole(folder: Path) -> bytes:
-    """The log of a rank with a hole."""
+    """Write the log of a rank, with a hole, and return its contents."""
     data = b"a" * HOLE[0] + bytes(HOLE[1] - HOLE[0]) + b"z" * 10_000
     (folder / rank_files.LOG_FILE).write_bytes(data)
     rank(folder, left_out={"log": HOLE})
@@ -124,7 +124,7 @@ def test_a_hole_that_is_made_while_it_is_read(
 
 
 def test_a_log_that_the_script_has_emptied_begins_again(folder: Path, with_hole: bytes) -> None:
-    (folder / rank_files.LOG_FILE).write_bytes(b"new\0" * 5_000)  # the hole is noted still
+    (folder / rank_files.LOG_FILE).write_bytes(b"new\0" * 5_000)  # the hole is still stored
     (update,) = ask(folder, log=len(with_hole))
     assert update["log"] == "new\0" * 5_000
     assert update["cursor"]["log"] == tail.size(str(folder / rank_files.LOG_FILE))

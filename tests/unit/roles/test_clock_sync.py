@@ -12,7 +12,7 @@ START = 1_790_000_000.0
 
 
 def host(ahead: float, source: bool = False, answers: int = 4, slow: float = 0.02) -> Any:
-    """Return the variables of a host that was asked every 0.1 s; ``slow`` is the way to it."""
+    """Return the variables of a host that was asked every 0.1 s; ``slow`` is the delay in s."""
     asked = [START + 0.1 * number for number in range(answers)]
     stdout = [f"{at:.6f} {at + slow + ahead:.9f}\r\n" for at in asked]
     return {
@@ -35,7 +35,7 @@ def test_hosts_without_a_source_are_those_where_chrony_follows_none_or_is_missin
 def test_a_clock_is_bounded_by_the_question_and_the_next_one() -> None:
     times = ["100.0 105.05", "100.4 105.41", "100.5 105.52"]
     assert clock_sync.bounds_of(times) == pytest.approx((4.91, 5.01))
-    # Text that is not a reading is ignored; a single reading sets no bounds.
+    # Text that is not a reading is ignored. A single reading gives no bounds.
     assert clock_sync.bounds_of(["", "Welcome!", "100.0 105.0"]) is None
 
 
@@ -45,7 +45,7 @@ def test_a_clock_is_bounded_by_the_question_and_the_next_one() -> None:
         # Most hosts decide, not the first one; with two, the first one does.
         ({"a": host(5), "b": host(0), "c": host(0.1)}, "b", ["b", "c"]),
         ({"a": host(5), "b": host(0)}, "a", ["a"]),
-        # One that follows a source is right, however many others agree.
+        # A host that follows a source is right, however many others agree.
         ({"a": host(5), "b": host(5), "c": host(0, source=True)}, "c", ["c"]),
         ({"a": host(-0.4), "b": host(0.4), "c": host(0)}, "c", ["a", "b", "c"]),
     ],

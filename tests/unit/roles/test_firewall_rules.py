@@ -1,4 +1,4 @@
-"""The rules of the role ``firewall``: whom they let in, and what other firewalls let in."""
+"""The rules of the role ``firewall``, and the openings of other firewalls."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_members_by_name_and_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     members = [["alias", "node-1"], ["10.0.0.6"], ["10.0.0.7"], ["localhost"]]
     networks = rules.find_networks(members, ["198.51.100.7/24", "198.51.100.9", "fe80::2%eth0"])
-    # nft refuses a set with overlapping elements.
+    # nft rejects a set with overlapping elements.
     v4, v6 = ["10.0.0.6/31", "192.0.2.1", "198.51.100.0/24"], ["fd00::1", "fe80::2"]
     assert [rules.show(network) for network in networks] == v4 + v6
     text = rules.rules_text(networks, [(12345, 12345)])

@@ -1,4 +1,4 @@
-"""The role ``nvidia_driver``: what it reads from a host, what it chooses by that and refuses."""
+"""The role ``nvidia_driver``: facts of a host, the choice of packages, and errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T4, P100, H100, B200 = "1eb8", "15f8", "2330", "2901"
 
 
 class Machine:
-    """A made-up host: its root folder, its PCI listing, its programs."""
+    """A fake host: its root folder, its PCI listing, its programs."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
         self.capsys = capsys
@@ -50,7 +50,7 @@ class Machine:
         self.write(name, f"#!/bin/sh\n{script}\n", self.bin).chmod(0o755)
 
     def on_disk(self, version: str) -> None:
-        """Debian calls the module nvidia-current, and modinfo knows no other name."""
+        """Install the driver's module under Debian's name nvidia-current, the only one found."""
         self.program("modinfo", f'case "$*" in *nvidia-current) echo {version};; *) exit 1;; esac')
 
     def smi(self, text: str, status: int = 0) -> None:
@@ -66,7 +66,7 @@ class Machine:
 
 
 class Decision:
-    """What the role's variables and assertions make of a host: its facts and package lists."""
+    """The role's variables and assertions, evaluated for a host's facts and package lists."""
 
     def __init__(self, facts: Any, host: Any, offered: dict[str, str], **inputs: Any):
         policy = [f"{name}:\n  Installed: (none)\n  Candidate: {offered[name]}" for name in offered]
@@ -90,7 +90,7 @@ class Decision:
         return self.templar.template(trust_as_template("{{ " + f"__nvidia_driver_{name}" + " }}"))
 
     def follow(self, task: dict[str, Any]) -> None:
-        """Follow a task's assertions; its other tasks change nothing here."""
+        """Evaluate a task's assertions; other tasks have no effect here."""
         if "ansible.builtin.include_vars" in task:
             name = self.templar.template(task["ansible.builtin.include_vars"]["file"])
             self.variables.update(self.file(f"vars/{name}"))
@@ -113,7 +113,7 @@ SECURE_BOOT = "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e09
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Machine:
-    """One GPU, a driver on the disk, none in the kernel."""
+    """Return a machine with one GPU, and a driver that is installed but not loaded."""
     made = Machine(tmp_path, monkeypatch, capsys)
     made.device(ADDRESS)
     made.on_disk("535.261.03")
@@ -140,7 +140,7 @@ def states(made: Decision) -> list[str]:
 
 def test_gpus_are_nvidias_display_controllers(machine: Machine) -> None:
     machine.device("0000:86:00.0", device=T4, driver="nouveau")
-    machine.device("0000:3b:00.1", kind="04")  # its sound
+    machine.device("0000:3b:00.1", kind="04")  # its audio device
     machine.device("0000:00:02.0", vendor="8086")
     machine.device("0000:3b:00.4", physfn="a")
     machine.device("0000:af:00.0", driver="vfio-pci")
@@ -269,7 +269,7 @@ BARE = {"module_version": None, **dict.fromkeys(MARKS.split(), False)}
 
 
 def decide(case: dict[str, Any]) -> Decision:
-    """Decide on a host: what differs from a bare one with Debian 12 and a H100."""
+    """Return the decision on a bare Debian 12 with an H100, changed by ``case``."""
     given = {"system": f"Debian 12 Debian {KERNEL}", "machine": "x86_64", "state": {}, **case}
     lists = given.pop("offered", BOOKWORM)
     name, release, family, kernel = given.pop("system").split()
@@ -287,7 +287,7 @@ def decide(case: dict[str, Any]) -> Decision:
 
 
 def ubuntu(*branches: str, signed: str = "", **given: Any) -> dict[str, Any]:
-    """A case with some branches in Ubuntu's lists, such as ``570-server-open``."""
+    """Return a case with some branches in Ubuntu's lists, such as ``570-server-open``."""
     names = f"linux-headers-{UBUNTU}"
     for branch in branches:
         names += f" nvidia-headless-no-dkms-{branch} nvidia-dkms-{branch}"
@@ -312,7 +312,7 @@ def el9(device: str, **given: Any) -> dict[str, Any]:
 
 
 def flavour(kernel: str, suffix: str) -> tuple[dict[str, Any], str]:
-    """A case with another kernel, and what is chosen for it."""
+    """Return a case with another kernel, and the package that is chosen for it."""
     headers = f"linux-headers-{kernel} linux-headers-{suffix}"
     offered = dict.fromkeys([*BOOKWORM, *headers.split()], "535.261.03-1")
     case = {"system": f"Debian 12 Debian {kernel}", "offered": offered}

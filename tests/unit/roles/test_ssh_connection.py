@@ -1,4 +1,4 @@
-"""The connection plugin ``ssh`` of the role train_job, with a program that plays ssh."""
+"""The connection plugin ``ssh`` of the role train_job, with a fake ssh."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.lab import REPOSITORY
 from tests.support.lab import run as run_command
 
 PLUGINS = REPOSITORY / "plugins/connection"
-#: Notes how it is called. It refuses as many logins as a file has lines, with the text of another.
+#: A fake ssh that logs its calls. One file has a line for each login to refuse, another the error.
 SSH = r"""#!/bin/bash
 cd "$(dirname "$0")"
 path=$(printf '%s\n' "$@" | sed -n 's/^ControlPath="\?\([^"]*\)"\?$/\1/p')
@@ -47,12 +47,12 @@ case $kind in
 esac
 """
 REFUSED = "kex_exchange_identification: Connection closed by remote host\n"
-#: By a jump host, or by the host behind it.
+#: Refusals by a jump host, or by the host behind it.
 THROUGH = f"{REFUSED}Connection closed by UNKNOWN port 65535\n"
 
 
 class Machine:
-    """Connections to one machine through a program that plays ssh."""
+    """Connections to one machine through a fake ssh."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -67,14 +67,14 @@ class Machine:
         (self.folder / "reason").write_text(reason)
 
     def hide(self, reason: str) -> None:
-        """Set what is printed as the reason of a refusal to a login that is not shared."""
+        """Set the reason of a refusal, which ssh only prints if the login is not shared."""
         (self.folder / "hidden").write_text(reason)
 
     def delay(self, seconds: float) -> None:
         (self.folder / "delay").write_text(str(seconds))
 
     def connection(self, **options: Any) -> Any:
-        """Return a connection, as a task would have it."""
+        """Return a connection like that of a task."""
         context = PlayContext()
         context.remote_addr = "node-1"
         connection = connection_loader.get("ssh", context)
@@ -91,7 +91,7 @@ class Machine:
         return connection
 
     def calls(self, kind: str) -> list[str]:
-        """Return the calls of ssh of one kind, and forget all."""
+        """Return the calls of ssh of one kind, and clear the log."""
         file = self.folder / "calls"
         lines = file.read_text().splitlines() if file.exists() else []
         file.unlink(missing_ok=True)
@@ -100,9 +100,9 @@ class Machine:
 
 @pytest.fixture(scope="module", autouse=True)
 def _full_names() -> None:
-    """Have Ansible find its own plugin under its full name, as ansible-playbook does."""
+    """Make Ansible find its own plugin under its full name, like ansible-playbook."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a second time
+        warnings.simplefilter("ignore")  # about a second call
         init_plugin_loader()
 
 
@@ -120,7 +120,7 @@ def at_once(machine: Machine, **options: Any) -> list[Any]:
 
 
 def run(connection: Any) -> Any:
-    """Run a command with input, as modules are run; return exit code and output."""
+    """Run a command with input, like a module; return exit code and output."""
     return connection.exec_command("uptime", in_data=b"x\n", sudoable=False)[:2]
 
 
@@ -275,7 +275,7 @@ def test_without_locks_commands_still_run(machine: Machine) -> None:
     assert locks
     for lock in locks:
         lock.unlink()
-        lock.mkdir()  # in which nothing can be opened
+        lock.mkdir()  # a folder, so no file can be opened
     assert run(machine.connection()) == (0, b"done\n")
 
 

@@ -1,4 +1,4 @@
-"""The filters of the role ``ssh_keys``: what every host is to know, from what each reports."""
+"""The filters of the role ``ssh_keys``: the records for all hosts, from the hosts' reports."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def a_report(name: str, user: str = "train", **changes: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def hosts() -> Hosts:
-    """The variables of three hosts that have reported."""
+    """Return the variables of three hosts that have reported."""
     return {
         name: {"ansible_host": f"10.0.0.{number}", "__ssh_keys_report": a_report(name)}
         for number, name in enumerate(["a", "b", "c"], 1)
@@ -40,7 +40,7 @@ def records(hosts: Hosts, *present: str) -> list[dict[str, Any]]:
 
 
 def files_of(hosts: Hosts, mtime: float = 100) -> dict[str, Any]:
-    """Return what a host keeps whose files were written when these had reported."""
+    """Return the files of a host that were written from the reports of ``hosts``."""
     found = records(hosts)
     authorized = [
         f'from="{",".join(r["sources"])}",restrict,pty {key} {NAME}:{r["user"]}@{r["names"][0]}\n'
@@ -140,7 +140,7 @@ def test_a_host_cannot_let_itself_in_from_anywhere(hosts: Hosts) -> None:
     thief = ["192.0.2.66", "0.0.0.0/0", '1.1.1.1",command="x', "127.0.0.1", "fe80::1"]
     hosts["b"]["__ssh_keys_report"] = a_report("b", addresses=thief)
     assert records(hosts)[1]["sources"] == ["10.0.0.2"], "the inventory has its address"
-    # Of a name, the host alone knows the address; but addresses are all that it can report.
+    # Only the host knows the addresses of its name, but it can report nothing except addresses.
     hosts["b"]["ansible_host"] = "b.lab"
     assert records(hosts)[1]["sources"] == ["192.0.2.66"]
     hosts["b"]["ssh_keys_from"] = ["10.9.0.0/16", "2001:db8::2"]

@@ -1,4 +1,4 @@
-"""The names of tasks begin with their file, as in ``Preflight | Check the host``."""
+"""The names of tasks begin with their file, such as ``Preflight | Check the host``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_name_begins_with_the_file(path: Path) -> None:
 
 
 def test_registers_and_facts_are_internal_or_documented() -> None:
-    """A role's results without ``__`` are in its README."""
+    """Results of a role without the prefix ``__`` are documented in its README."""
     for path in sorted(REPOSITORY.glob("roles/*/tasks/*.yml")):
         role = path.parts[-3]
         readme = (REPOSITORY / "roles" / role / "README.md").read_text()

@@ -1,4 +1,4 @@
-"""Where uv looks for packages on a host: what its user has set for uv and for pip."""
+"""The package index of uv on a host, from the user's settings for uv and for pip."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ansible_collections.tensorflow_ansible.cluster.plugins.module_utils.tensorf
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home directory without settings, and no settings elsewhere."""
+    """Return a home directory without settings, and remove settings elsewhere."""
     monkeypatch.setattr(index_settings, "SYSTEM_FILES", ())
     for name in list(os.environ):
         if name.startswith(("UV_", "PIP_", "SSL_", "XDG_", "ALL_")):

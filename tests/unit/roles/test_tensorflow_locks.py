@@ -1,4 +1,4 @@
-"""The control node's plugins of the role ``tensorflow``: locks, wheels, pip for the hosts."""
+"""The filters of the role ``tensorflow`` on the control node: locks, wheels, archives."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_host_gets_the_wheels_that_fit_it(tmp_path: Path) -> None:
     ids=lambda path: path.name,
 )
 def test_locks_have_hashes_and_name_no_place(lock: Path) -> None:
-    assert list(locks.parse(str(lock), True))  # refuses what has none
+    assert list(locks.parse(str(lock), True))  # rejects packages without hashes
     assert not re.search(r"://|^\s*-(?!-hash=sha256:)| @ |/", lock.read_text(), re.M)
 
 

@@ -1,4 +1,4 @@
-"""From an inventory to TF_CONFIG of each host: each file of tests/data/tf_config is a case."""
+"""TF_CONFIG of each host of an inventory; each file in tests/data/tf_config is a case."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_tf_config_of_each_host(case: Path) -> None:
     chosen = placement.choose(given["groups"], missing, least=given.get("min_workers", 0))
     variables: dict[str, Any] = {
         "__train_job_placement": chosen,
-        # What the task before has found on each host.
+        # The result of the previous task on each host.
         "hostvars": {
             name: {"__train_job_preflight": {"host": found}}
             for name, found in given["hosts"].items()

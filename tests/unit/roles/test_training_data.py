@@ -25,7 +25,7 @@ from tests.support.data_folders import content, make_source, sha256
 
 
 class Play:
-    """What the role's tasks do, in a folder."""
+    """Runs the steps of the role's tasks in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.root, self.place = folder, folder / "host", folder / "host/data"
@@ -38,14 +38,14 @@ class Play:
         return module.run(given, dry)
 
     def copy(self, entry: dict[str, Any], tree: Path) -> None:
-        """Copy the files, as tasks/stage.yml does."""
+        """Copy the files like tasks/stage.yml."""
         sources = entry.get("sources") or {path: entry["folder"] + path for path in entry["files"]}
         for path, source in sources.items():
             (tree / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, tree / path)
 
     def act(self, **keys: Any) -> str:
-        """Do what tasks/main.yml does with one entry; return what changed, or why it failed."""
+        """Process one entry like tasks/main.yml; return the changes, or the error."""
         entry = {"name": "data", "src": "source", **keys}
         try:
             (asked,) = filters.training_data_entries([entry], str(self.folder), self.published)
@@ -81,7 +81,7 @@ def test_a_folder_comes_once_and_then_what_differs(play: Play) -> None:
     (source / "sub" / "1 ä.bin").write_bytes(os.urandom(50))
     (source / "sub" / "2 ä.bin").unlink()
     (source / "new").write_bytes(b"new")
-    broken = play.root / ".training_data/data/tree"  # of a run that broke off
+    broken = play.root / ".training_data/data/tree"  # from a run that broke off
     broken.mkdir(parents=True)
     (broken / "gone").write_text("of a file that the source has no more")
     assert play.act() == "changed"
@@ -98,7 +98,7 @@ def test_a_folder_comes_once_and_then_what_differs(play: Play) -> None:
 
 @pytest.mark.parametrize("step", range(4))
 def test_a_break_while_placing(step: int, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The four moments: before each of two renames and each of two times that notes are written."""
+    """A run may break off before each of two renames and two writes of the notes."""
     play.act()
     (play.source / "large").write_bytes(os.urandom(900))
     (play.source / "link").unlink()
@@ -136,7 +136,7 @@ def test_a_known_data_set(play: Play) -> None:
     play.published = {"tiny": {"files": files}}
     assert play.act(dataset="tiny") == "changed"
     assert sorted(content(play.place)) == ["images.gz", "labels.gz"]
-    # The same data, compressed again, as distributions do.
+    # The same data, compressed again, as by distributions.
     packed = play.source / "images.gz"
     packed.write_bytes(gzip.compress(gzip.decompress(packed.read_bytes()), 1, mtime=2))
     assert play.act(dataset="tiny") == "nothing"
@@ -150,7 +150,7 @@ def test_a_known_data_set(play: Play) -> None:
 
 
 def test_hashes_are_compared(play: Play) -> None:
-    """That of a folder is what the README's recipe prints."""
+    """The hash of a folder is that of the command in the README."""
     large = play.source / "large"
     message = play.act(src="source/large", sha256="0" * 64)
     assert f"large has SHA-256 {sha256(large)}, expected {'0' * 64}" in message
@@ -165,7 +165,7 @@ def test_hashes_are_compared(play: Play) -> None:
 
     large.write_bytes(b"another")
     assert f"expected {digest}" in play.act(**mounted)
-    assert play.act(sha256=digest) == "nothing"  # the host has what was asked for
+    assert play.act(sha256=digest) == "nothing"  # the host has the requested data
     (play.place / "large").unlink()
     assert f"expected {digest}" in play.act(sha256=digest)
 
@@ -192,7 +192,7 @@ def test_archives_are_unpacked(name: str, play: Play) -> None:
     digest = sha256(path)
     assert play.unpack(name) == "changed"
     assert content(play.place) == content(play.source)
-    path.unlink()  # with a hash, the source is not needed any more
+    path.unlink()  # with a hash, the source is no longer needed
     assert play.act(src=name, sha256=digest) == "nothing"
 
 
@@ -201,14 +201,14 @@ def test_what_stays_packed(play: Play) -> None:
     play.unpack("a.idx.gz")
     assert list(content(play.place)) == ["a.idx.gz"]
     play.act(src="a.idx.gz", sha256=sha256(play.folder / "a.idx.gz"), unpack=True)
-    # The packed file was the role's own, and goes.
+    # The packed file belonged to the role, and is removed.
     assert content(play.place) == {"a.idx": b"inside"}
     (play.folder / "a.zip").write_bytes(b"no zip at all")
     assert "unpack: false" in play.unpack("a.zip")
 
 
 def write_tar(path: Path, members: list[tuple[str, str]]) -> None:
-    """Write an archive of two folders, of links, hard links ("=name") and files (no link)."""
+    """Write an archive with two folders, links, hard links ("=name") and files (no target)."""
     with tarfile.open(path, "w") as packed:
         for name, link in [("a", "folder"), ("a/b", "folder"), *members]:
             info, text = tarfile.TarInfo(name), b"" if link else b"bad"
@@ -236,7 +236,7 @@ TWICE = "as a link and as another member"
         ([("way", "../.."), ("good", "")], OUTSIDE),
         ([("way", ".."), ("way/bad", "")], TWICE),
         ([("good", "=/etc/passwd")], "cannot be unpacked"),
-        # Each link seems to stay inside, by itself; what they come to together does not.
+        # Each link alone stays inside, but the combination of links leads outside.
         ([UP, ("secret", "a/b/up/../outside/bad"), ("secret", "")], TWICE),
         ([UP, ("out", "a/b/up/../outside"), ("out/bad", "")], TWICE),
         ([UP, ("out", "a/b/up/../outside"), ("out/bad", "x")], OUTSIDE),
@@ -247,7 +247,7 @@ TWICE = "as a link and as another member"
 )
 def test_an_archive_cannot_write_elsewhere(members: Any, message: str, play: Play) -> None:
     write_tar(play.folder / "a.tar", members)
-    # Transfers in progress are two folders below.
+    # Transfers in progress are two levels further down.
     outside = play.root / ".training_data/data/outside"
     outside.mkdir(parents=True)
     assert message in play.unpack("a.tar")

@@ -1,4 +1,4 @@
-"""Private names of TensorFlow: all of the training program's are in one module."""
+"""All private names of TensorFlow that the training program uses are in one module."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 from tests.support.training_ranks import TRAIN, WORKER
 
-#: Where they are, each with its reason.
+#: The module with all of them, each with its reason.
 INTERNALS = TRAIN / "training/tensorflow_internals.py"
-#: Of the standard library.
+#: Private names of the standard library.
 ALLOWED = {"os._exit"}
 
 

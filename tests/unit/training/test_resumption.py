@@ -1,4 +1,4 @@
-"""The decision whether a run resumes from a checkpoint: every case of it."""
+"""All cases of the decision whether a run resumes from a checkpoint."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ def resumption(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 #: By --resume and attempt: the resumption, whether the job started a new run, and the decisions on
-#: a checkpoint that fits and one that does not. In each pair, the first is for one from a new run
-#: that the job started, the second for any other. The last two are in a rank that writes.
+#: a checkpoint that fits and on one that does not. In each pair, the first decision is for a
+#: checkpoint of a new run that the job started, the second for any other. The last pair of
+#: decisions is that of a rank that writes checkpoints.
 CASES = [
     ("auto", 1, "NEWEST", False, "USE USE", "REFUSE REFUSE", "REFUSE REFUSE"),
     ("required", 1, "REQUIRED", False, "USE USE", "REFUSE REFUSE", "REFUSE REFUSE"),

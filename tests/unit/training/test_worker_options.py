@@ -1,4 +1,4 @@
-"""The options of the training program: every one with a wrong value, and contradictions."""
+"""The options of the training program: an invalid value for each, and contradictions."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.support.training_ranks import PATIENCE, TRAIN, WORKER, tf_config
 
 #: Returns the exit code, the output and the errors of a check of options.
 Check = Callable[..., tuple[Any, str, str]]
-#: Returns the one line with which options are refused.
+#: Returns the one line with which options are rejected.
 Refused = Callable[..., str]
 
 
 @pytest.fixture
 def check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Check:
-    """Run the program's main() where neither TensorFlow nor numpy can be imported."""
+    """Return a function that runs main() without TensorFlow and numpy."""
     for name in ("tensorflow", "numpy"):
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.syspath_prepend(TRAIN)
@@ -51,7 +51,7 @@ def refused(check: Check) -> Refused:
     return last_line
 
 
-#: Options, a value that is wrong for all of them, and a part of the line with which it is refused.
+#: Options, a value that is invalid for all of them, and a part of the resulting error.
 BAD_VALUES = [
     ("--data", "digit", "'digit' is not one of digits, "),
     ("--data", "tfds:", "'tfds:' is not one of digits, "),
@@ -123,7 +123,7 @@ def test_help_is_grouped_and_bad_values_cover_every_option(check: Check) -> None
         "checkpoints and limits: results:"
     )
     offered = set(re.findall(r"^  (--[a-z-]+)", output, re.MULTILINE))
-    # Any text may be a path on the chief's host, where it is searched.
+    # Any text may be a path on the chief's host, which is where the path is used.
     checked = offered - {"--check", "--init-from"} - SWITCHES
     assert checked == {option for option, _, _ in BAD_OPTIONS}
     assert offered > SWITCHES
@@ -140,7 +140,7 @@ GANG = tf_config("worker", 0, worker=["a:1", "b:1"])
 SERVERS = tf_config("chief", 0, chief=["a:1"], worker=["b:1"], ps=["c:1"])
 THREE = ["a:1", "b:1", "c:1"]
 
-#: Options, TF_CONFIG, and a part of the line with which they are refused.
+#: Options, TF_CONFIG, and a part of the resulting error.
 REFUSALS = [
     ("--epoch=3", "", "--epoch=3"),
     ("--nope", "", "--nope"),

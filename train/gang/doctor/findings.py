@@ -305,7 +305,7 @@ def _gpu(host: str, gpu: Mapping[str, str]) -> Found:
 
 
 def _driver(host: str, checkup: Checkup) -> Found:
-    """Yield a driver that is too old for TensorFlow's CUDA, or GPUs unseen by TensorFlow."""
+    """Yield findings about a driver too old for TensorFlow's CUDA, or about unseen GPUs."""
     runtime = re.search(r"nvidia_cuda_runtime_cu([0-9]+)", " ".join(checkup["packages"]))
     cuda = checkup["imported"].get("cuda") or (runtime.group(1) if runtime else "")
     major = re.match(r"[0-9]+", cuda)
@@ -413,8 +413,10 @@ def _paths(examined: Examined) -> Found:
 
 
 def _gather(problems: _Problems, known: Iterable[_Pair]) -> Found:
-    """Yield a problem of many paths once: for all paths, or for a host that has it on all paths to
-    it, from it, or both. ``known`` are the paths on which the problem was checked.
+    """Yield a problem that many paths share as one finding.
+
+    The finding is about all paths, or about a host with the problem on all paths to it, from it, or
+    both. ``known`` are the paths on which the problem was checked.
     """
     known, left = set(known), dict(problems)
     hosts = sorted({host for pair in known for host in pair})
@@ -446,8 +448,9 @@ def _gather(problems: _Problems, known: Iterable[_Pair]) -> Found:
 
 
 def _names(examined: Examined) -> tuple[_Problems, _Problems, set[_Pair]]:
-    """Return addresses that cannot be resolved, those that lead to the host itself, and all that
-    were checked, by host and intended target.
+    """Return the problems of addresses: unresolved ones, and those that lead to the host itself.
+
+    Also return which addresses were checked. All are given by host and intended target.
     """
     checkups = examined["checkups"]
     unresolved, loopback, checked = {}, {}, set()
@@ -542,7 +545,10 @@ def _either(name: str, pair: _Pair, links: Mapping[_Pair, Mapping[str, Any]]) ->
 
 
 def _usual(rates: Mapping[_Pair, float]) -> float:
-    """Return the median of each host's best rate: one slow host slows most paths of few hosts."""
+    """Return the median of the hosts' best rates.
+
+    With few hosts, one slow host slows most paths, so the median of all paths would be too low.
+    """
     best: dict[str, float] = {}
     for pair, rate in rates.items():
         for host in pair:

@@ -42,7 +42,7 @@ WAYS_OUT = (
 class Lock:
     """A folder with a lock from uv, without the packages of TensorFlow's environment.
 
-    It also has the lock as lines with the hashes of wheels, and the wheels that no index has.
+    It also contains the lock as lines with the hashes of wheels, and the wheels that no index has.
     """
 
     folder: Path

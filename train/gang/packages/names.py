@@ -21,9 +21,7 @@ _OF_MODULE = {
 
 
 def package_of(module: str, requested: Requested | None = None) -> str:
-    """Return the package of a module: the name that the script's requirements use, or else the
-    usual name.
-    """
+    """Return the package of a module, by its name in the requirements or else its usual name."""
     names = _OF_MODULE.get(module, (canonicalize_name(module),))
     for line in requested.packages if requested else ():
         if canonicalize_name(line.requirement.name) in names:

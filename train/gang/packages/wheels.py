@@ -1,5 +1,6 @@
-"""Finds a wheel for each locked package and each Python of the hosts, and builds wheels that no
-index has. Pure Python packages can be built without a compiler.
+"""Finds a wheel for each locked package and each Python of the hosts, and builds missing ones.
+
+Pure Python packages can be built without a compiler.
 """
 
 from __future__ import annotations

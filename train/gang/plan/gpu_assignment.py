@@ -114,7 +114,7 @@ def _count(number: int, what: str) -> str:
 
 
 def _busy(device: _Device, machine: HostFacts) -> list[BusyGpu]:
-    """Return why a device is busy: itself, its GPU, or one of its instances."""
+    """Return the reasons why a device, its GPU or one of its instances is busy."""
     gpu = next(gpu for gpu in machine["gpus"] if gpu["index"] == device.gpu)
     parts = [gpu["uuid"], *(gpu["instances"] if device.whole else [device.uuid])]
     return [machine["gpus_busy"][uuid] for uuid in parts if uuid in machine["gpus_busy"]]

@@ -11,7 +11,7 @@ from train.gang.job_records import PlannedRank
 from train.host import records
 from train.host.host_facts import HostFacts
 
-#: Facts about every participating inventory host, as reported by ``check_host``.
+#: Facts about every participating inventory host, as reported by ``host_check``.
 FactsByHost = Mapping[str, HostFacts]
 
 

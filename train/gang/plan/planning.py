@@ -65,7 +65,10 @@ def check_variables(play: connections.Play, args: Args) -> dict[str, object]:
 
 
 def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
-    """Plan the job, pack the code, write the manifest. UserError, OSError: nothing was started."""
+    """Plan the job, pack the code and write the manifest.
+
+    Raise UserError or OSError before anything is started.
+    """
     groups = {kind: list(hosts) for kind, hosts in args["placement"]["groups"].items()}
     names = list(args["placement"]["hosts"])
     hosts = {
@@ -240,7 +243,7 @@ def _unused_gpus(hosts: planned_ranks.FactsByHost) -> list[str]:
 
 
 def _notify_start(play: connections.Play, manifest: Manifest, run_dir: Path) -> list[str]:
-    """Notify that the job starts, without waiting for the notification to be sent."""
+    """Send a notification that the job starts, without waiting for it."""
     event, message, attempt = "start", "", manifest["attempt"]
     if attempt > 1:
         before = read_result(run_dir / rank_files.ATTEMPTS_DIR / str(attempt - 1))

@@ -1,6 +1,7 @@
-"""Translates a job's host names into those of this play, in case the job was started with an
-inventory that has other names for the same machines. A host is identified by the ranks that it
-reports, or by its address if it does not answer.
+"""Translates a job's host names into those of this play.
+
+The job may have been started with an inventory that has other names for the same machines. A host
+is identified by the ranks that it reports, or by its address if it does not answer.
 """
 
 from __future__ import annotations

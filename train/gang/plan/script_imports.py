@@ -16,8 +16,10 @@ def needs_tensorflow(entry: str, files: Mapping[str, Path]) -> bool:
 
 
 def packages(entry: str, files: Mapping[str, Path]) -> list[str]:
-    """Return the modules from packages that a script always imports on startup: at the top level of
-    a file, and not within ``try``, ``if`` or a function. Python's own modules are excluded.
+    """Return the modules from packages that a script always imports on startup.
+
+    These imports are at the top level of a file, not within ``try``, ``if`` or a function. Python's
+    own modules are excluded.
 
     Args:
         entry: the file that is run, by its name in ``files``.

@@ -47,7 +47,7 @@ def lock_packages(play: connections.Play, args: Args) -> dict[str, object]:
     Raise UserError if they contradict the hosts' packages.
 
     Returns:
-        ``packages``, records.Packages or null; ``installs``, for each inventory host that lacks
+        ``packages``, job_records.Packages or None; ``installs``, for each inventory host that lacks
         them the ``root`` and ``variant`` of TensorFlow's environment there; ``warnings``.
     """
     names = list(args["hosts"])
@@ -88,7 +88,7 @@ def lock_packages_of_machines(play: connections.Play, args: Args) -> dict[str, o
 def _installs(
     environments: Mapping[str, TensorFlowEnvironment], packages: Packages
 ) -> dict[str, dict[str, str]]:
-    """Return where to install the packages, for each host that lacks them."""
+    """Return the place to install the packages, for each host that lacks them."""
     return {
         name: {"root": environment["root"], "variant": environment["variant"]}
         for name, environment in environments.items()

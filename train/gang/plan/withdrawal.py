@@ -1,5 +1,6 @@
-"""Sets the control node's files of an attempt aside when the next one is planned, and restores them
-if that does not start: the manifest and the result of the job's last attempt.
+"""Sets the control node's files of an attempt aside when the next attempt is planned.
+
+If the next attempt does not start, the manifest and the result of the last one are restored.
 """
 
 from __future__ import annotations

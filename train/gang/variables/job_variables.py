@@ -1,5 +1,6 @@
-"""Checks the role's variables before anything starts: names, types, limits, and values that must
-be the same for all hosts.
+"""Checks the role's variables before anything starts.
+
+It checks their names, types and limits, and that values are equal where all hosts need the same.
 
 A message names the variable, its host, the file and line where it is set, the value and its type,
 the expected value, and the remedy. Values of the script's environment are never shown.
@@ -41,11 +42,11 @@ _ROLE = REPOSITORY / "roles/train_job"
 class Given:
     """Settings of a job from the variables of one host."""
 
-    names: list[str]  # of all its variables
-    values: Mapping[str, Any]  # of the role
-    places: Mapping[str, str]  # where each is set
-    environment: tuple[dict[str, str], list[str]]  # and its problems
-    problems: list[str]  # of templates
+    names: list[str]  # names of all variables of the host
+    values: Mapping[str, Any]  # values of the role's variables
+    places: Mapping[str, str]  # where each of these is set
+    environment: tuple[dict[str, str], list[str]]  # the script's environment, and its problems
+    problems: list[str]  # problems of templates
 
 
 def _read(name: str) -> Any:
@@ -61,9 +62,7 @@ def default_of(name: str) -> Any:
 
 @functools.cache
 def options() -> tuple[dict[str, Option], set[str]]:
-    """Return the variables of the role's entry point ``main``, and the names of the variables of
-    all entry points.
-    """
+    """Return the variables of the entry point ``main``, and the names of those of all of them."""
     entries = _read("meta/argument_specs.yml")["argument_specs"]
     internal = _read("vars/main.yml")
     for_rank = set(internal["__train_job_rank_variables"])
@@ -90,8 +89,9 @@ def check_names(names: Collection[Any], known: Collection[str]) -> Iterator[str]
 
 
 def problem_of(name: str, value: Any, option: Option, place: str, default: Any) -> str:
-    """Return the problem with a variable's value, or an empty text. ``{hosts}`` is a placeholder
-    for the names of its hosts.
+    """Return the problem with a variable's value, or an empty text.
+
+    ``{hosts}`` in the problem is a placeholder for the names of the variable's hosts.
     """
     try:
         converted(value, option)
@@ -167,7 +167,8 @@ def check(by_host: Mapping[str, Given], written: Written) -> dict[str, list[str]
     differ between hosts.
 
     Args:
-        given: by inventory host.
+        by_host: the settings of each inventory host.
+        written: returns how a value was written in its file.
     """
     main, names = options()
     defaults = _read("defaults/main.yml")

@@ -11,7 +11,7 @@ _DIGITS = re.compile(r"\d+")
 
 
 class Activity:
-    """When a task was last seen at work (monotonic clock), or 0 for never.
+    """The time when a task was last seen at work (monotonic clock), or 0 for never.
 
     A task that repeats a line, apart from its numbers, is waiting.
     """

@@ -22,8 +22,9 @@ from train.host.suggested import suggest
 
 
 class Cause(NamedTuple):
-    """Whether to retry the job unchanged, and a remedy. Its commands are markers, see
-    train/host/suggested.py.
+    """Whether to retry the job unchanged, and a remedy, whose commands are markers.
+
+    See train/host/suggested.py for markers.
     """
 
     again: bool
@@ -135,7 +136,7 @@ _LONGEST_DELAY = 60.0
 
 @dataclass(frozen=True)
 class Failure:
-    """How an attempt failed."""
+    """The failure of an attempt."""
 
     cause: str
     root_cause: str | None  # the task, or None if no single one was at fault
@@ -147,7 +148,7 @@ class Failure:
 
     @property
     def place(self) -> tuple[str, str | None, int | None]:
-        """Equal for two attempts that failed in the same way."""
+        """A value that is equal for two attempts that failed in the same way."""
         return self.cause, self.root_cause, self.step
 
     @property
@@ -212,13 +213,13 @@ def exception_in(reason: str) -> str:
 
 
 def last_line_in(reason: str) -> str:
-    """Return the last line of output in such a reason, or an empty text."""
+    """Return the last line of output in a reason from host/ends.py, or an empty text."""
     exited = _EXITED.match(reason)
     return (exited["line"] or "") if exited else ""
 
 
 def failure_of(result: ResultRecord) -> Failure:
-    """Return how an attempt failed, from its ``result.json``."""
+    """Return the failure of an attempt, from its ``result.json``."""
     code, reason, answered = None, "", []
     for rank in result["ranks"]:
         if rank["task"] == result["root_cause"]:
@@ -235,7 +236,7 @@ def _answered(rank: RankResult) -> bool:
 
 
 def why_not_again(failure: Failure, before: Failure | None, restarts: int, most: int) -> str:
-    """Return why a job is not restarted after ``failure``, or an empty text if it is.
+    """Return the reason why a job is not restarted after ``failure``; empty if it is restarted.
 
     It was restarted ``restarts`` times, with a limit of ``most``. ``before`` is the failure of the
     previous attempt.

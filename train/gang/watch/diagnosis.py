@@ -42,7 +42,7 @@ def peers_of(cluster: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, int]]
 
 
 def explain(probed: Mapping[str, Probed], peers: Peers) -> PeerFinding | None:
-    """Return why the ranks cannot reach each other, from the probes of the hosts that answered.
+    """Return the reason why ranks cannot reach each other, from the probes of their hosts.
 
     A rank that is not listening, yet or any more, is not a finding unless its address is wrong.
     """

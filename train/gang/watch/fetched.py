@@ -14,8 +14,9 @@ OLDER = ".1"
 
 
 class FetchedFile:
-    """The local copy, of at most ``limit`` bytes, of a file that grows on its host. ``offset`` is
-    the end of the fetched part, in bytes.
+    """The local copy, of at most ``limit`` bytes, of a file that grows on its host.
+
+    ``offset`` is the end of the fetched part, in bytes.
     """
 
     def __init__(self, path: Path, limit: int) -> None:

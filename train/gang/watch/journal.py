@@ -1,7 +1,7 @@
-"""Records and shows what a watch observes: updates of ranks and notices in ``events.jsonl``, the
-load of the hosts, and the file for Prometheus.
+"""Records and shows the observations of a watch.
 
-Data that does not fit on the disk is lost, because the job must not depend on it.
+These are updates of ranks and notices in ``events.jsonl``, the load of the hosts, and the file for
+Prometheus. Data that does not fit on the disk is lost, because the job must not depend on it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ _EVENT_PAUSE = 0.5
 
 
 class Journal:
-    """Records of a job in ``run_dir``. ``say`` shows a line. Without ``metrics_dir``, there is no
-    file for Prometheus.
+    """Writes the records of a job in ``run_dir``.
+
+    ``say`` shows a line. Without ``metrics_dir``, no file for Prometheus is written.
     """
 
     def __init__(self, run_dir: Path, say: Callable[[str], None], metrics_dir: str) -> None:
@@ -68,8 +69,9 @@ class Journal:
         return True
 
     def add_update(self, view: View, phase: str, age: float | None) -> None:
-        """Write an event about a rank, at once or a little later. ``phase`` is its previous phase,
-        ``age`` that of its newest progress record in seconds.
+        """Write an event about a rank, at once or a little later.
+
+        ``phase`` is its previous phase, ``age`` the age in seconds of its newest progress record.
         """
         if view.phase != phase or time.monotonic() - view.event_at >= _EVENT_PAUSE:
             self._write_rank(view, age)

@@ -1,5 +1,7 @@
-"""Notices to the user while a job is followed, each shown once: a rank that trains alone or does
-not end, the step at which a restart resumes, and files that are not fetched or kept completely.
+"""Shows notices to the user while a job is followed, each of them once.
+
+They are about ranks that train alone or do not end, the step at which a restart resumes, and files
+that are not fetched or kept completely.
 """
 
 from __future__ import annotations
@@ -21,18 +23,21 @@ FETCH_EVERY = 5.0
 
 
 class Notices:
-    """Notices about a job's ranks. ``is_new``: no watch has seen a step of the attempt yet."""
+    """Shows notices about a job's ranks.
+
+    ``is_new`` is whether no watch has seen a step of the attempt yet.
+    """
 
     def __init__(self, views: Sequence[View], journal: Journal, is_new: bool) -> None:
         self._views, self._journal, self._is_new = views, journal, is_new
         self._training = views_in_training(views)
         self._first_step: int | None = None  # of a new attempt
-        self._checkpoints = ""  # how often the script saves some, if reported
+        self._checkpoints = ""  # how often the script saves checkpoints, if reported
         self._fetch_from: int | None = None  # bytes received when only logs were missing
         self._fetch_said = 0.0
 
     def lingering(self, view: View) -> None:
-        """Notice a rank that has finished all of its steps but does not end."""
+        """Show a notice about a rank that has made all of its steps but does not end."""
         running = view.state.get("lingering")
         if running and view.phase == records.RUNNING:
             text = (
@@ -43,7 +48,7 @@ class Notices:
             self._journal.notice("lingering", text, view, once=view.target.task)
 
     def alone(self, view: View) -> None:
-        """Notice a rank that trains by itself while the job runs."""
+        """Show a notice about a rank that trains by itself while the job runs."""
         is_going_on = any(other.phase in records.ALIVE_PHASES for other in self._training)
         if view.state.get("alone") and not view.target.non_training and is_going_on:
             about = f"{view.target.task} ({view.target.host})"
@@ -52,8 +57,9 @@ class Notices:
             self._journal.notice("alone", text, view, once=view.target.task)
 
     def left_out(self, view: View, phase: str, holes: Mapping[str, Sequence[int]]) -> None:
-        """Notice that a file is not kept or fetched completely. ``phase`` and ``holes`` are those
-        of the rank's previous state.
+        """Show a notice that a file is not kept or fetched completely.
+
+        ``phase`` and ``holes`` are those of the rank's previous state.
         """
         task, host = view.target.task, view.target.host
         about = f"{task} ({host})"
@@ -88,7 +94,7 @@ class Notices:
             self._journal.write(notice={"kind": "fetching", "task": None, "text": text})
 
     def resumed(self, view: View, found: Sequence[Progress]) -> None:
-        """Notice the first step of a restart, and the last step of the previous attempt."""
+        """Show the first step of a restart, and the last step of the previous attempt."""
         attempt = view.target.attempt
         if view.target.non_training or attempt == 1 or not self._is_new:
             return
@@ -121,7 +127,7 @@ class Notices:
         self._journal.notice("resumed", text)
 
     def missing_chief(self) -> None:
-        """Notice that workers with parameter servers count as training without a chief."""
+        """Show a notice that workers with parameter servers count as training without a chief."""
         kinds = {view.target.task.partition("-")[0] for view in self._views}
         if "ps" in kinds and "chief" not in kinds:
             text = (

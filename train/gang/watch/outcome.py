@@ -30,7 +30,7 @@ _NAMED_AS_LOST = re.compile(
 
 @dataclass(frozen=True)
 class GangOutcome:
-    """How the job ended."""
+    """The outcome of a job."""
 
     state: str  # ``completed``, ``failed`` or ``stopped``
     root_cause: str | None  # the task first at fault, or None unless failed
@@ -103,10 +103,10 @@ def who_lost_contact(
 
 
 def _words(by_task: Mapping[str, View], failed: Sequence[View], *, living: bool) -> Counter[str]:
-    """Count how many failed ranks name each rank as lost: only those that failed before it
-    (``living``), or all.
+    """Count for each rank the failed ranks that name it as lost.
 
-    The loss of a rank that has already ended does not explain why it ended.
+    With ``living``, count only those that ended before it: the end of a rank does not explain why
+    that rank was lost.
     """
     accused: Counter[str] = Counter()
     for view in failed:

@@ -254,8 +254,9 @@ class Ranks:
         return begin + f"... {listing.size(size)} omitted here: {where} ...\n".encode()
 
     def _take(self, view: View, update: Update | Exception, unsaved: str) -> None:
-        """Store a host's report about a rank, or why there is none. ``unsaved`` is why its files
-        could not be written.
+        """Store a host's report about a rank, or the error that prevented it.
+
+        ``unsaved`` is the reason why the rank's files could not be written, or empty.
         """
         if isinstance(update, Exception):
             view.unresponsive_since = view.unresponsive_since or time.monotonic()

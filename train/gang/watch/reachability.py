@@ -1,5 +1,7 @@
-"""Tracks whether this control node reaches a job's hosts. An unreachable host counts as lost only
-if other hosts of the job confirm it. Without any host, the watch waits or ends, but not the job.
+"""Tracks whether this control node reaches a job's hosts.
+
+An unreachable host counts as lost only if other hosts of the job confirm it. If no host can be
+reached, the watch waits or ends, but the job continues.
 """
 
 from __future__ import annotations
@@ -31,14 +33,15 @@ class Reachability:
         self._back: tuple[float, float] | None = None  # start and end of the last interruption
 
     def answered(self, view: View) -> None:
-        """Notice that a rank's host is reachable again, if it was not."""
+        """Show a notice if a rank's host is reachable again."""
         if self._journal.may_notice_again("unreachable", view.target.host):
             text = f"{view.target.host} can be reached again"
             self._journal.notice("reachable", text, view)
 
     def check(self, now: float) -> None:
-        """Notice hosts that become unreachable or reachable. Raise WatchEndedError if there has
-        been no connection to any host for too long.
+        """Show notices about hosts that have become unreachable or reachable.
+
+        Raise WatchEndedError if there has been no connection to any host for too long.
         """
         limits = self._limits
         waiting = [view for view in self._views if not view.final]

@@ -39,12 +39,12 @@ _RELEASE = 0.85
 class PaceFinding:
     """A change in the pace of a job to report."""
 
-    task: str | None  # None for all ranks, and
-    host: str | None  # likewise
+    task: str | None  # the rank, or None for all ranks
+    host: str | None  # its inventory host, or None
     #: ``input`` or ``compute``; ``network``; ``cpu`` (only from its host); or ``none`` if the
     #: reported slowness is over.
     cause: str
-    text: str  # a line for people
+    text: str  # a line for users
     #: Own part of a step relative to the others' (``input``, ``compute``), or the exchange relative
     #: to its best time (``network``); else None.
     factor: float | None = None
@@ -328,7 +328,7 @@ def rates(readings: Readings) -> dict[str, float]:
 
 
 def hindrances(task: str, ranks: Mapping[str, Readings]) -> Iterator[str]:
-    """Yield what holds back a rank's processors, as text to follow "task:"."""
+    """Yield the hindrances of a rank's processors, as text to follow "task:"."""
     readings, others = ranks[task], [seen for name, seen in ranks.items() if name != task]
     grown = rates(readings)
     if not grown:

@@ -50,8 +50,9 @@ PROBES = 6
 
 
 class Verdict:
-    """Decides about the ranks of a job; ``activity`` has their signs of work. Without ``peers``,
-    connections between ranks are not checked.
+    """Decides about the ranks of a job; ``activity`` has their signs of work.
+
+    Without ``peers``, connections between ranks are not checked.
     """
 
     def __init__(
@@ -83,8 +84,9 @@ class Verdict:
         self._found: PeerFinding | None = None
 
     def reach(self, now: float, is_cut: bool) -> GangOutcome | None:
-        """Return how the job ended, or None if that is not decided yet. ``is_cut``: there is no
-        connection to any host.
+        """Return how the job ended, or None if that is not decided yet.
+
+        ``is_cut`` is whether there is no connection to any host.
         """
         self._is_cut = is_cut
         training = self._training
@@ -175,7 +177,7 @@ class Verdict:
         return failed_at(self.views, view, now=now, cause=cause_names.ALONE, reason=reason)
 
     def _overdue(self, view: View, now: float) -> PeerFinding | None:
-        """Return why a rank that has not failed keeps the job waiting, or None."""
+        """Return the reason why a rank that has not failed keeps the job waiting, or None."""
         limits, task = self._limits, view.target.task
         if view.unresponsive_for(now) <= limits.unreachable_timeout:
             self._peer_diagnoses.pop(task, None)
@@ -199,7 +201,7 @@ class Verdict:
         return PeerFinding(task, cause_names.NOT_STARTED, view.error)
 
     def _kept_waiting(self, needed: Sequence[View]) -> PeerFinding | None:
-        """Notice ranks that have not opened their port, but whose supervisors see signs of life.
+        """Show notices about active ranks that have not opened their port for a while.
 
         Return the one for which another running rank has waited too long, or None.
         """
@@ -289,7 +291,7 @@ class Verdict:
     def _lost_by_all(self, failed: Sequence[View], now: float, waited: float) -> GangOutcome | None:
         """Return the outcome if all failed ranks report only that they lost another one.
 
-        Return None if more ranks are expected to report, ``waited`` seconds after the first one.
+        Return None while more ranks may report. ``waited`` is the time in s since the first report.
         """
         first = first_of(failed)
         lost = stuck(self.views, now)
@@ -372,8 +374,9 @@ class Verdict:
         return GangOutcome("completed", None, message, doubts=unsure)
 
     def _evaluates(self, view: View, now: float, seen: bool = False) -> bool:
-        """Return whether an evaluator may be at work, even if it writes no records, or (``seen``)
-        whether it was seen at work.
+        """Return whether an evaluator may be at work, even if it writes no records.
+
+        With ``seen``, return whether it was seen at work.
         """
         if view.phase != records.RUNNING or view.error or self._trained_at is None:
             return False
@@ -396,8 +399,6 @@ class Verdict:
 
 
 def _are_stopped_first(stopped: Sequence[View], failed: Sequence[View]) -> bool:
-    """Return whether ranks were stopped before all failures, and others failed only because they
-    lost them.
-    """
+    """Return whether ranks were stopped first, and others failed only because they lost them."""
     first = min(view.ended_at for view in stopped)
     return all(is_secondary(view) and view.ended_at >= first for view in failed)

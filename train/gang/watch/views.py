@@ -142,17 +142,17 @@ class View:
 
     @property
     def ended_at(self) -> float:
-        """When the rank ended, by the control node's clock (Unix time), or 0 if unknown."""
+        """The time when the rank ended, Unix time by the control node's clock, or 0 if unknown."""
         return float(self.state.get("ended_at") or 0.0) + self.offset
 
     @property
     def began_at(self) -> float:
-        """When the rank was started, by the control node's clock, or 0 if unknown."""
+        """The time when the rank was started, by the control node's clock, or 0 if unknown."""
         return self._at("started_at")
 
     @property
     def running_at(self) -> float:
-        """When the rank was first up, by the control node's clock, or 0 if unknown."""
+        """The time when the rank was first up, by the control node's clock, or 0 if unknown."""
         return self._at("running_at")
 
     def _at(self, name: str) -> float:
@@ -190,9 +190,9 @@ class View:
         return max(0.0, now - self.unresponsive_from(now))
 
     def unresponsive_from(self, now: float) -> float:
-        """Return when the host's answer was due (monotonic clock), or ``now`` if it is not late.
+        """Return the time when the host's answer was due, or ``now`` if it is not late.
 
-        A frozen host does not send anything, not even an error.
+        Times are those of the monotonic clock. A frozen host sends nothing, not even an error.
         """
         asked = self.asked  # another thread sets it
         owed = now if asked is None else min(now, asked + self.wait)
@@ -214,8 +214,9 @@ class View:
         return [*log.lines, log.current]
 
     def add_log(self, text: str, last: str = "") -> None:
-        """Add the next ``text`` of the log. ``last`` is the log's end on the host, or empty if the
-        text extends to it.
+        """Add the next ``text`` of the log.
+
+        ``last`` is the log's end on the host, or empty if the text extends to it.
         """
         self.log.add(text)
         self.newest = None
@@ -224,8 +225,9 @@ class View:
             self.newest.add(last.partition("\n")[2] or last)  # the first line may be cut off
 
     def whole_lines(self, text: str, newest: int, after_gap: bool) -> str:
-        """Return the lines of progress that the next ``text`` completes. If ``newest`` is not 0,
-        return only lines within that many last characters.
+        """Return the lines of progress that the next ``text`` completes.
+
+        If ``newest`` is not 0, return only lines within that many last characters.
         """
         before = "" if after_gap else self.rest
         complete, newline, rest = (before + text).rpartition("\n")
@@ -237,8 +239,10 @@ class View:
         return complete + newline
 
     def last_words(self, cause: str) -> Sequence[str]:
-        """Return the lines of the log to show: the error that ended the script, its stack if it
-        crashed or hung, one or two lines if it was killed, or else the last ones.
+        """Return the lines of the log to show.
+
+        They are the error that ended the script, its stack if it crashed or hung, one or two lines
+        if it was killed, or else the last lines.
         """
         lines = self.end_of_log
         code = self.state.get("exit_code") or 0
@@ -277,8 +281,9 @@ class View:
 
 
 def views_in_training(views: Sequence[View]) -> list[View]:
-    """Return the training ranks. If there are none, return all workers, or else all ranks, because
-    an empty list would have neither completed nor failed.
+    """Return the training ranks; if there are none, all workers, or else all ranks.
+
+    The list is never empty, because an empty list would have neither completed nor failed.
     """
     training = [view for view in views if not view.target.non_training]
     workers = [view for view in views if view.target.task.startswith(("chief-", "worker-"))]
@@ -293,7 +298,7 @@ def is_secondary(view: View) -> bool:
     if exit_code is None or exit_code < 0:
         return False
     if exit_code in TERMINATED:
-        # TensorFlow's messages about ranks that ended with it are not why it was asked to end.
+        # Messages of TensorFlow about ranks that ended with it do not show why it was asked to end.
         return any(_WITH_ANOTHER in line for line in view.tail)
     # A bug of the script, whatever TensorFlow logged while the process ended.
     reason = str(view.state.get("reason") or "")

@@ -127,7 +127,7 @@ def _announce_restart(run_dir: Path, result: ResultRecord) -> None:
 
 
 def _fetch_error_of(play: connections.Play, args: Args, rank: RankResult) -> str:
-    """Return why a rank's files were not fetched, or an empty text if they were or need not be."""
+    """Return the error of a rank's fetch of files; empty if it worked or was not needed."""
     for fetched in play.registered(rank["host"], args["files"]).get("results", ()):
         if fetched["item"]["task"] == rank["task"]:
             return str(

@@ -28,7 +28,7 @@ SAMPLES = 1000
 
 
 class DataError(ConfigError):
-    """Data are missing or wrong: one line with the problem, the path and the remedy."""
+    """Data are missing or invalid; the message has the problem, the path and the remedy."""
 
 
 @runtime_checkable
@@ -38,7 +38,7 @@ class Split(Protocol):
     size: int
 
     def fetch(self, indices: Any) -> tuple[Any, Any]:
-        """Return the examples at ``indices``, int64 [n]; a graph function for tf.data's map.
+        """Return the examples at ``indices``, int64 [n]. It runs in a graph, such as tf.data's map.
 
         Features are [n, ...], float32, or uint8 for 0 to 1 (a quarter of the memory, see
         ``arrays.scaled``). Labels are classes, int64 [n], or numbers, float32 [n, ...].
@@ -55,7 +55,7 @@ class Data:
     test: Split
     #: Shape of the features of an example.
     shape: tuple[int, ...]
-    #: Number of classes, which labels are below; None if labels are numbers.
+    #: Number of classes; labels are from 0 to one less. None if labels are numbers.
     classes: int | None
     #: SHA-256 in hex of the data, the same on all hosts with the same data.
     fingerprint: str

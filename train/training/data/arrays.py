@@ -49,7 +49,7 @@ class ArraySplit:
             # fetch: no TensorFlow operation may run before the strategy is made.
             with tf.init_scope(), tf.device("CPU:0"):
                 features, labels = self._tensors = tuple(map(tf.constant, self._arrays))
-            self._arrays = None  # so that the data lie in memory once
+            self._arrays = None  # so that the data are in memory only once
         else:
             features, labels = self._tensors
         return tf.gather(features, indices), tf.gather(labels, indices)
@@ -65,7 +65,8 @@ def scaled(features: Any) -> Any:
     """Scale uint8 tensors to float32 from 0 to 1; return float32 tensors unchanged."""
     if features.dtype != tf.uint8:
         return features
-    # Multiply, because graphs are rewritten to that, and the bits must be the same without one.
+    # Multiplied, because TensorFlow rewrites a division in a graph to that, and the bits must be
+    # the same outside of a graph.
     return tf.cast(features, tf.float32) * tf.constant(1 / 255, tf.float32)
 
 

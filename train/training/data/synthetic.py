@@ -32,7 +32,7 @@ class SyntheticSplit:
         self._seed, self._part = seed & 0xFFFFFFFF, part
 
     def fetch(self, indices: Any) -> tuple[Any, Any]:
-        """Return features and labels by number: see Split."""
+        """Return features and labels by number, see Split."""
         keys = _draw(self._seed, self._part, indices)
         labels = tf.cast(mix(keys) % CLASSES, tf.int32)
         # Add four pixels in one number: a quarter of a pattern's 0 to 255 and three quarters of the
@@ -62,7 +62,7 @@ def _draw(seed: int, stream: int, numbers: Any) -> Any:
 
 def _words(keys: Any, count: int) -> Any:
     """Return ``count`` words for each of the keys [n]: uint32 [n, count]."""
-    # The odd factor (2 ** 32 over the golden ratio) spreads neighbouring positions far apart.
+    # The odd factor (2 ** 32 over the golden ratio) spreads neighboring positions far apart.
     places = tf.cast(tf.range(1, count + 1), tf.uint32) * word(0x9E3779B9)
     return mix(keys[:, tf.newaxis] + places[tf.newaxis, :])
 

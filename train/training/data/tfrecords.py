@@ -136,7 +136,7 @@ def masked_crc(rows: Any) -> Any:
 
 
 def first_record(path: Path) -> Any:
-    """Return the content of a file's first record, a string tensor; ValueError if it is damaged."""
+    """Return a file's first record, a string tensor. Raise ValueError if it is damaged."""
     with tf.device("CPU:0"):
         try:
             return tf.data.TFRecordDataset(str(path)).take(1).get_single_element()

@@ -1,4 +1,4 @@
-"""The neighbour module."""
+"""A module next to the script."""
 
 import tensorflow as tf
 

@@ -1,4 +1,4 @@
-"""A script of the years of TensorFlow 2.1: the experimental strategy at its very top."""
+"""A script for TensorFlow 2.1, which creates the experimental strategy at its beginning."""
 
 import tensorflow as tf
 

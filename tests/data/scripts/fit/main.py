@@ -1,4 +1,4 @@
-"""Trains a small network with fit on synthetic data; prints each epoch's values as Keras has them."""
+"""Trains a small network with fit on synthetic data, and prints each epoch's exact values."""
 
 import argparse
 import json

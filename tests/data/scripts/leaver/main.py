@@ -1,6 +1,6 @@
-"""Leaves processes behind, in as many ways as there are.
+"""Leaves processes behind in many different ways.
 
-main.py WAY END, where END is how the script itself goes on: exit, fail or stay.
+Call it as main.py WAY END, where END is the script's own continuation: exit, fail or stay.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SYS_CLONE, SYS_EXIT = 56, 60  # of x86_64
 
 
 def forked(action: Callable[[], Any] = lambda: None, session: bool = False) -> int:
-    """Do something in a child, which then sleeps; return its pid once it does."""
+    """Call ``action`` in a child, which then sleeps; return its pid once it sleeps."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid:
@@ -42,7 +42,7 @@ def forked(action: Callable[[], Any] = lambda: None, session: bool = False) -> i
 
 
 def in_between(action: Callable[[], Any]) -> None:
-    """Do something in a child that ends at once, so that its own children are orphans."""
+    """Call ``action`` in a child that ends at once, so that its own children become orphans."""
     pid = os.fork()
     if not pid:
         action()
@@ -60,7 +60,7 @@ def be_a_daemon() -> None:
 
 def close_everything() -> None:
     os.closerange(0, 3)
-    os.closerange(5, 65536)  # but for the pipe that says that it is there
+    os.closerange(5, 65536)  # except the pipe that reports its start
 
 
 def be_deaf() -> None:
@@ -70,10 +70,10 @@ def be_deaf() -> None:
 
 
 def churn(session: bool) -> None:
-    """Be another process all the time: each forks the next one and ends.
+    """Start a chain of short processes: each forks the next one and ends.
 
-    Nobody may ever see one of them: they tell of themselves in a file. They end after two minutes,
-    so that a test which is interrupted does not leave them to the machine.
+    A listing of the processes may miss all of them, so they report themselves in a file. They end
+    after two minutes, so that an interrupted test does not leave them on the machine.
     """
     if os.fork():
         return
@@ -102,7 +102,7 @@ def grow(depth: int) -> None:
 
 def thread_without_its_leader() -> None:
     threading.Thread(target=time.sleep, args=(600,)).start()
-    # The process seems to be a zombie from now on, and is none.
+    # From now on, the process looks like a zombie without being one.
     LIBC.syscall(SYS_EXIT, 0)
 
 
@@ -156,11 +156,11 @@ WAYS: dict[str, Callable[[], Any]] = {
 def main() -> None:
     way, end = sys.argv[1:]
     WAYS[way]()
-    time.sleep(0.3)  # until it is what it is to be
+    time.sleep(0.3)  # until it has become this kind of process
     print("ready", flush=True)
     if end == "stay":
         time.sleep(600)
-    # Nothing is waited for.
+    # Do not wait for any of them.
     os._exit(3 if end == "fail" else 0)
 
 

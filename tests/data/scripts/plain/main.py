@@ -1,6 +1,6 @@
-"""A rank without TensorFlow: opens its port, connects to another rank, writes progress records, and
-fails as it is told.
-"""
+"""A rank without TensorFlow, which fails on request.
+
+It opens its port, connects to another rank and writes progress records."""
 
 import argparse
 import json

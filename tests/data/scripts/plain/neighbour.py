@@ -1,4 +1,4 @@
-"""A module beside the script."""
+"""A module next to the script."""
 
 
 def loss_at(step: int) -> float:

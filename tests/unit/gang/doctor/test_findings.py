@@ -1,4 +1,4 @@
-"""How the doctor pairs hosts, and what it makes of what was found."""
+"""The doctor's pairs of hosts, and its findings from the hosts' facts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from train.gang.doctor.doctor_records import Finding
 from train.gang.suitability_rules import HostFault
 from train.host.checkup import _GPU_FIELDS, Checkup
 
-#: What train/host/checkup.py reports of a healthy host, but for its name and addresses.
+#: The report of train/host/checkup.py about a healthy host, without its name and addresses.
 CHECKUP = REPOSITORY / "tests/data/checkup.json"
 RECORDED = REPOSITORY / "tests/data/gpus.txt"
 GPUS = dict(line.split(": ") for line in RECORDED.read_text().splitlines() if line[0] != "#")
@@ -25,7 +25,7 @@ HEALTHY = [generation for generation in GPUS if generation != "Hopper, braked"]
 
 
 def gpu(generation: str, **changed: str) -> dict[str, str]:
-    """Return a GPU as a host reports it; ``clocks_sm`` stands for ``clocks.sm``."""
+    """Return a GPU as a host reports it; the argument ``clocks_sm`` sets ``clocks.sm``."""
     values = GPUS[generation].split(", ")
     found = dict(zip(_GPU_FIELDS, values, strict=True))
     known = {name.replace(".", "_"): name for name in found}
@@ -34,7 +34,7 @@ def gpu(generation: str, **changed: str) -> dict[str, str]:
 
 
 def examined(count: int, rate: float = 940.0, **everywhere: Any) -> Any:
-    """Return what is found of hosts that are healthy, but for what is given."""
+    """Return the results for hosts that are healthy, except for the given properties."""
     hosts = [f"host-{n}" for n in range(count)]
     addresses = {host: f"192.0.2.{n + 1}" for n, host in enumerate(hosts)}
     seen: Any = {
@@ -53,7 +53,7 @@ def examined(count: int, rate: float = 940.0, **everywhere: Any) -> Any:
         for host in hosts
     }
     for host, peer in itertools.combinations(hosts, 2):
-        links[host][peer]["least_rtt_ms"] = 0.2  # one of the two measures it
+        links[host][peer]["least_rtt_ms"] = 0.2  # one of the two hosts measures it
     logins = {host: {"seconds": 0.2, "clock": 0.0, "text": ""} for host in hosts}
     found = {"checkups": seen, "logins": logins, "links": links, "addresses": addresses}
     return {**found, "parts": list(PARTS), "unreachable": {}, "failed": {}, "remedies": {}}
@@ -120,7 +120,7 @@ def test_what_rules_a_host_out_explains_what_it_lacks() -> None:
     for changed, expected in (
         ({**absent, "imported": {}, "free": 5}, ["no-space", "noexec"]),
         ({"imported": broken}, ["noexec"]),
-        ({"imported": {}}, ["noexec"]),  # it was not tried
+        ({"imported": {}}, ["noexec"]),  # the import was not tried
         ({}, []),  # it works
     ):
         found = examined(3)
@@ -144,7 +144,7 @@ def test_the_clock_and_the_login() -> None:
     found["logins"]["host-1"].update(clock=-90.0)
     found["logins"]["host-2"].update(text="Welcome")
     assert bad(found) == [("warning", "clock", "host-1"), ("warning", "noisy-login", "host-2")]
-    # The time of a slow login says little.
+    # A slow login gives only a rough time.
     found["logins"]["host-1"].update(clock=-5.0, seconds=9.0)
     assert bad(found) == [("warning", "noisy-login", "host-2")]
 
@@ -183,7 +183,7 @@ def test_a_slow_host_of_three_is_the_slow_one() -> None:
         found["links"][f"host-{host}"][f"host-{peer}"]["sent_mbit"] = 900.0
     assert bad(found) == [("warning", "slow", "host-0")]
     assert "900 Mbit/s, others 9000" in findings.judge(found)[0]["found"]
-    # Not if its cores were busy with other things.
+    # No finding if its cores were busy with other processes.
     for link in (link for links in found["links"].values() for link in links.values()):
         link["waited"] = 0.5
     assert bad(found) == []
@@ -215,7 +215,7 @@ def test_names() -> None:
         found["checkups"][host]["resolved"]["one"] = ["127.0.0.1"]
         found["links"][host].get("host-1", {})["met"] = host
     assert bad(found) == [("fail", "loopback", "host-1")]
-    # Where all are one machine, that is right.
+    # This is right if all hosts are one machine.
     for checkup in found["checkups"].values():
         checkup["machine"] = "one"
     found["links"] = examined(3)["links"]
@@ -254,7 +254,7 @@ def test_a_gpu_of_each_generation(generation: str) -> None:
 
     for bits in ("0x0000000000000008", "0x0000000000000020", "0x00000000000000c0"):
         assert throttled(bits) == [("warning", "gpu-throttled", "host-1 GPU 0")]
-    # Idle, or at its power limit; or a driver that does not know.
+    # Idle or at its power limit, or the driver does not report the reason.
     for bits in ("0x0000000000000005", "[N/A]"):
         assert throttled(bits) == []
     for healthy in ({}, {"power_limit": "[N/A]"}, {"pcie_link_width_current": "8"}):
@@ -283,7 +283,7 @@ def test_gpus_that_tensorflow_does_not_see() -> None:
         ("warning", "differs-gpus", "host-2"),
         ("warning", "gpu-unseen", "host-1"),
     ]
-    # A build without CUDA sees none.
+    # A build without CUDA sees no GPUs.
     found["checkups"]["host-1"]["imported"]["cuda"] = ""
     assert ("warning", "gpu-unseen", "host-1") not in bad(found)
 

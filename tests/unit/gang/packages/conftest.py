@@ -1,4 +1,4 @@
-"""A folder of wheels, and requirements that are locked from it."""
+"""A folder of wheels, and requirements that are locked with these wheels."""
 
 from __future__ import annotations
 

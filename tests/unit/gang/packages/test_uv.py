@@ -1,4 +1,4 @@
-"""Settings that uv takes over from pip."""
+"""Settings of pip that are passed to uv."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each rank's GPUs, shared out in the plan."""
+"""The GPUs that the plan assigns to each rank."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ NAMED = {"a": [MIG[0]], "b": [MIG[1]]}
         (TWO, {}, {"count": 5}, {"a": "01", "b": "23"}),  # even shares
         (TWO, {}, {"count": 2, "machines": {"b": "N"}}, {"a": "01", "b": "01"}),
         ({"worker": ["b"], "chief": ["a"]}, {}, {"count": 2}, {"a": "0", "b": "1"}),
-        # Only ranks that train share.
+        # Only ranks that train get a share.
         (ALL, {}, {"count": 2}, {"c": "0", "w": "1", "p": "", "e": ""}),
         (ALL, {"e": [0], "c": "none"}, {"count": 3}, {"c": "", "w": "12", "p": "", "e": "0"}),
-        # What ranks name is theirs.
+        # Ranks get the GPUs that they name.
         (THREE, {"b": [1]}, {}, {"a": "0", "b": "1", "c": "2"}),
         (THREE, {"b": ["3", 0]}, {}, {"a": "1", "b": "30", "c": "2"}),
         (THREE, {"a": [], "b": "none"}, {}, {"a": "", "b": "", "c": "0123"}),
-        # One list is all indices or all UUIDs for CUDA.
+        # CUDA needs a list of only indices or only UUIDs.
         (TWO, {"b": [UUIDS[3], 0]}, {}, {"a": "12", "b": [UUIDS[3], UUIDS[0]]}),
-        (TWO, {"b": None}, {"count": 1}, {"a": "0", "b": None}),  # it is left alone
+        (TWO, {"b": None}, {"count": 1}, {"a": "0", "b": None}),  # b is not assigned any
         (TWO, {"b": "none"}, {"count": 0}, {"a": None, "b": None}),
         # Instances of one GPU can be shared by name.
         (THREE, NAMED, {"count": 2, "instances": 2}, {"a": MIG[:1], "b": MIG[1:], "c": "1"}),

@@ -21,11 +21,11 @@ NO_SPARE = {**GROUPS, "spare": []}
 @pytest.mark.parametrize(
     ("groups", "missing", "given", "hosts"),
     [
-        (GROUPS, "", {}, "a b c"),  # with all hosts, spares stay out
+        (GROUPS, "", {}, "a b c"),  # without a missing host, spares are not used
         (GROUPS, "b", {}, "a c s"),
-        (GROUPS, "bs", {}, "a c t"),  # a spare that is away itself
+        (GROUPS, "bs", {}, "a c t"),  # one of the spares is missing, too
         (NO_SPARE, "a", {"least": 2}, "b c"),  # the others move up
-        # Hosts of the previous attempt keep their order: the chief before stays the chief.
+        # Hosts of the previous attempt keep their order, so its chief remains the chief.
         (GROUPS, "", {"earlier": ["b", "c", "s"]}, "b c a"),
         (GROUPS, "a", {"earlier": ["b", "c", "s"]}, "b c s"),
         (GROUPS, "a", {"earlier": ["b", "c", "t"]}, "b c t"),

@@ -1,4 +1,4 @@
-"""What attach finds of a job by what the hosts of this play report."""
+"""The job that attach finds, from the reports of the hosts in this play."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def manifest(**changed: Any) -> Any:
 
 
 def find(run_dir: Path, states: dict[str, Any], own: Any = None) -> Any:
-    """Return what attach finds in a play with NAMES."""
+    """Return the result of attach in a play with the hosts NAMES."""
     if own is not None:
         (run_dir / "manifest.json").write_text(json.dumps(own))
     addresses = {"a": "node-0", "b": "node-1", "spare": "10.0.0.9"}
@@ -81,7 +81,7 @@ def test_a_job_of_another_inventory_is_kept_in_the_names_of_this_one(tmp_path: P
     ]
     kept = json.loads((tmp_path / "manifest.json").read_text())
     assert [rank["host"] for rank in kept["ranks"]] == ["a", "b"]
-    # The same from the clone that started it.
+    # The same in the clone that started the job.
     again = find(tmp_path, states, manifest())
     assert [rank["host"] for rank in again["found_ranks"]] == ["a", "b"]
 

@@ -1,4 +1,4 @@
-"""A job's hosts in the names of another inventory."""
+"""A job's hosts under the names of another inventory."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_names_that_stay() -> None:
     own = manifest()
     for inventory in (
         Inventory(OLD, {OLD[0]: [reported("worker-0")], OLD[1]: []}, {}),
-        Inventory(("x", "y"), {}, {"x": "10.0.0.7"}),  # it is not known there
+        Inventory(("x", "y"), {}, {"x": "10.0.0.7"}),  # the host is not known there
     ):
         assert renaming.in_names_of(own, inventory) is own
 
@@ -107,7 +107,7 @@ def test_no_host_speaks_for_another_one() -> None:
     assert hosts_of(found) == {"worker-0": "a", "worker-1": "b"}
     with pytest.raises(UserError, match="several hosts report worker-0 of job night"):
         renaming.in_names_of(manifest(), Inventory(["b", "a"], ranks, {}))
-    # Two names of one machine report the same rank.
+    # Two inventory hosts of one machine report the same rank.
     twice = {name: [reported("worker-0"), reported("worker-1")] for name in ("a", "b")}
     found = renaming.in_names_of(manifest(), Inventory(["a", "b"], twice, {}))
     assert hosts_of(found) == {"worker-0": "a", "worker-1": "a"}

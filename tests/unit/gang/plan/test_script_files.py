@@ -1,4 +1,4 @@
-"""The files of a script: found, checked, packed, and refused."""
+"""The files of a script: how they are found, checked, packed, and rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a script is known to need before it runs."""
+"""The packages that a script is known to import before it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the control node keeps of an attempt when another one is planned, and how that is undone."""
+"""The control node's files of an attempt when the next one is planned, and when that is undone."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_plan_of_a_later_attempt_is_undone(run_dir: Path) -> None:
     }
     others = {"manifest.json": "2", "code.tar.gz": "code", "events.jsonl": "1 2"}
     assert files_of(run_dir) == {**kept, **others}
-    for _ in range(2):  # by a second host, too
+    for _ in range(2):  # a second host does the same
         withdrawal.withdraw(run_dir, 2)
         assert files_of(run_dir) == {**FILES, "events.jsonl": "1 2"}
         assert not (run_dir / "attempts").exists()

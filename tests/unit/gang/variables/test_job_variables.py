@@ -1,4 +1,4 @@
-"""The role's variables as users write them, and their errors by name."""
+"""The role's variables as users write them, and the errors, which name the variable."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from train.gang.errors import UserError
 from train.gang.variables import job_variables, script_environment
 
 ENVIRONMENT = job_variables.ENVIRONMENT
-#: Values without templates, of which it is not known how they were written.
+#: Values without templates, whose spelling in a file is unknown.
 SOURCES = script_environment.Sources(
     lambda value: value, lambda value: None, lambda value: "hosts.yml:4"
 )

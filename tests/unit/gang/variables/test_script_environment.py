@@ -1,4 +1,4 @@
-"""The environment of the script: values that become text, and errors by name."""
+"""The environment of the script: values that become text, and errors, which name the variable."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from train.gang.variables import script_arguments, script_environment
 
 
 def sources(written: Mapping[Any, str] | None = None) -> script_environment.Sources:
-    """Return sources without templates, in which values were written as ``written`` shows."""
+    """Return sources without templates; ``written`` maps values to their spelling in a file."""
     known = dict(written or {})
     return script_environment.Sources(
         lambda value: value, lambda value: known.get(value), lambda value: "hosts.yml:4"

@@ -1,4 +1,4 @@
-"""Which jobs that completed may not have done what their users meant."""
+"""Doubts about completed jobs, which may not have done what their users intended."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ DONE = {"phase": "done", "step": 3, "steps": 10}
         ([steps(1, 2, 3), steps(1, 2, 3)], "worker-1 (host-worker-1) ended with exit code 0 after"),
         ([steps(0), steps(0)], "after step 0 of 10"),
         ([steps(1)], "after step 1 of 10"),
-        ([steps(4)], ""),  # a record every four steps
-        ([steps(*range(1, 10))], ""),  # records are written now and then
+        ([steps(4)], ""),  # one record every four steps
+        ([steps(*range(1, 10))], ""),  # records are written irregularly
         ([steps(3, 6, of=11)], ""),
-        ([[*steps(1, 2, 3), DONE], [*steps(1, 2, 3), DONE]], ""),  # it ends early on purpose
+        ([[*steps(1, 2, 3), DONE], [*steps(1, 2, 3), DONE]], ""),  # an intended early end
         ([[*steps(1, 2, 3), DONE], steps(*range(1, 11))], "others continued to step 10"),
-        # Early stopping of Keras: all together, at the end of an epoch.
+        # Early stopping of Keras: all ranks end together, at the end of an epoch.
         (2 * [steps(10, 20, of=100, epoch=2, epochs=10)], ""),
         (2 * [steps(10, 20, 25, of=100, epoch=3, epochs=10)], "after step 25 of 100"),
         ([[], steps(*range(1, 11))], ""),

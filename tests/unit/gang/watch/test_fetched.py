@@ -1,4 +1,4 @@
-"""How the files of ranks come to the control node, from real folders: whatever their size."""
+"""The copies of ranks' files of any size on the control node, from real folders."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def note(rank_dir: Path, phase: str, **state: Any) -> None:
 
 
 class Machine:
-    """Ranks of one machine, which are followed."""
+    """Followed ranks of one machine."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.run_dir = folder, folder / "run"
         self.targets: list[Target] = []
         self.said: list[str] = []
         self.poll: Poll = lambda _, *asked: updates.wait_for_updates(*asked)
-        # A supervisor that is alive cannot be made up.
+        # A living supervisor cannot be faked.
         monkeypatch.setattr(ranks, "observe", ranks.noted)
 
     def rank(self, log: bytes = b"", progress: bytes = b"", **state: Any) -> Path:
@@ -60,7 +60,7 @@ class Machine:
         return FollowedGang(self.targets, folder, self.poll, say, given, {}, probe, "")
 
     def copy(self, name: str = "logs/worker-0.log") -> bytes:
-        """Return the copy of a file, with the one before it."""
+        """Return the copy of a file, preceded by the previous copy."""
         older = self.run_dir / (name + OLDER)
         before = older.read_bytes() if older.exists() else b""
         return before + (self.run_dir / name).read_bytes()
@@ -102,7 +102,7 @@ def test_a_large_log_comes_without_a_pause_and_byte_for_byte(machine: Machine) -
     machine.rank(b"small\n")
     began = time.monotonic()
     assert machine.gang(interval=5.0).follow().state == "completed"
-    # By pauses of the interval, it would take more than 25 s.
+    # With a pause of the interval after each answer, it would take more than 25 s.
     assert time.monotonic() - began < 15
     assert machine.copy() == data
     assert machine.copy("logs/worker-1.log") == b"small\n"

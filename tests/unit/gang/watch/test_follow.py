@@ -1,4 +1,4 @@
-"""The watch over a gang, with hosts that are made up."""
+"""The watch over a gang, with fake hosts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Make = Callable[..., FollowedGang]
 
 
 class Hosts:
-    """Answers the calls of a gang from a script of states for each task; the last one stays."""
+    """Answers the calls of a gang from a list of states for each task; the last state stays."""
 
     def __init__(self, **states: Told) -> None:
         self.states = {task.replace("_", "-"): iter(told) for task, told in states.items()}
@@ -46,7 +46,7 @@ class Hosts:
         fresh = next(self.states[asked.task], None)
         told = fresh or self.last[asked.task]
         self.last[asked.task] = told
-        if isinstance(told, threading.Event):  # it freezes
+        if isinstance(told, threading.Event):  # the host freezes
             told.wait(30)
             raise GONE
         if isinstance(told, Exception):
@@ -153,7 +153,7 @@ def test_a_gang_without_a_chief_is_not_complete_before_its_workers(gang: Make) -
 def test_an_evaluator_is_waited_for_while_it_is_at_work(
     gang: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that writes no records prints something new, or uses its processors."""
+    """An evaluator without records is at work if it prints a new line or uses its processors."""
     monkeypatch.setattr(verdict, "QUIET", 0.5)
     prints = [{**RUNNING, "log": f"{word} ckpt-3\n"} for word in "abcdefghij" for _ in range(4)]
     again = [{**RUNNING, "log": f"waits since {n} s\n"} for n in range(1000)]
@@ -193,7 +193,7 @@ def test_an_evaluator_that_fails_after_the_training_is_a_doubt(gang: Make) -> No
 
 def test_a_hosts_load_is_kept_ever_more_rarely(gang: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "LOAD_EVERY", 0.0)
-    monkeypatch.setattr(journal, "LOAD_PART", 1.0)  # each line after as long again
+    monkeypatch.setattr(journal, "LOAD_PART", 1.0)  # each line comes after twice the time
     gpu = {"index": 0, "uuid": "GPU-1", "mhz": 900, "max_mhz": 1000, "busy": None, "reasons": 0}
     loads = [{"t": 1 + n / 100, "cpu_s": 2.0, "nice": -5, "gpus": [gpu]} for n in range(50)]
     many = {"t": 1.0, "gpus": [gpu] * (reports.MAX_GPUS + 1)}
@@ -238,7 +238,7 @@ ALONE: Update = {"alone": True, **RUNNING}
 
 
 def test_a_rank_that_trains_alone_is_named_and_waited_for_in_vain(gang: Make) -> None:
-    """The other one waits in TensorFlow for it, and makes no step."""
+    """The other rank waits in TensorFlow for it, and makes no step."""
     hosts = Hosts(worker_0=[RUNNING], worker_1=[*[ALONE] * 5, {**done(), "alone": True}])
     watched = gang(hosts, start_timeout=1.0)
     outcome = watched.follow()
@@ -275,7 +275,7 @@ def test_others_that_fail_have_waited_for_a_rank_that_trained_alone(gang: Make) 
 
 
 def test_ranks_that_train_alone_go_on(gang: Make) -> None:
-    """One that makes steps, or is at work, waits for nothing."""
+    """A rank that makes steps, or is at work, does not wait for another one."""
     alone = {**done(), "alone": True}
     for told in (CHIEF, *[{**RUNNING, "load": {"t": 0.0, "cpu_s": 0.0}}]):
         hosts = Hosts(
@@ -292,14 +292,14 @@ def test_ranks_that_train_alone_go_on(gang: Make) -> None:
     ("states", "phases", "message"),
     [
         ({"chief_0": DONE, "ps_0": [RUNNING]}, "completed running", COMPLETED),
-        (  # services that end by themselves get time for it
+        (  # tasks that end by themselves get time to do so
             {"chief_0": DONE, "ps_0": [*[SERVING] * 20, done()], "evaluator_0": [RUNNING]},
             "completed completed running",
             COMPLETED,
         ),
         ({"chief_0": DONE, "ps_0": [SERVING]}, "completed running", LATE),
         ({"chief_0": DONE, "ps_0": [KILLED]}, "completed failed", SIGKILL),
-        # A host that is away for a while does no harm.
+        # A host that is unreachable for a while does not end the job.
         ({"worker_0": [RUNNING, *[GONE] * 5, done()]}, "completed", COMPLETED),
     ],
 )
@@ -317,17 +317,17 @@ def test_how_a_gang_completes(gang: Make, states: States, phases: str, message: 
         # The chief or a parameter server is named, not a worker that was lost before.
         (SERVED | {"chief_0": [CHIEF, {**CHIEF, **LATER}]}, "chief-0", SIGKILL),
         (SERVED | {"ps_0": [SERVING, LATER]}, "ps-0", SIGKILL),
-        # A worker that is lost before the training ends the gang, and so does one that never ran.
+        # The gang ends if a worker is lost before the training begins, or never ran.
         (SERVED | {"chief_0": [BEGINNING]}, "worker-1", SIGKILL),
         (SERVED | {"worker_1": [NEVER_RAN]}, "worker-1", SIGKILL),
-        # Without any worker a training does not continue.
+        # A training cannot continue without any worker.
         (
             SERVED | {"worker_0": [SERVING, EARLIER], "worker_1": [SERVING, KILLED]},
             "worker-0",
             SIGKILL,
         ),
         ({"worker_0": [LOST], "worker_1": [{"phase": "running"}, KILLED]}, "worker-1", SIGKILL),
-        # Where all only lost contact, the first is named.
+        # If all ranks only lost contact, the first one is named.
         ({"worker_0": [{"phase": "running"}], "worker_1": [LOST]}, "worker-1", LOST["log"].strip()),
         (
             {"worker_0": [{"phase": "running"}], "worker_1": [{"phase": "absent"}]},
@@ -373,7 +373,7 @@ AFTER_12 = (
             cause_names.LEFT,
             "no step",
         ),
-        (  # its process is still ending while the others notice that its connections are closed
+        (  # its process is still ending when the others notice that its connections are closed
             {"worker_0": [WAITED | {"ended_at": 9.0}], "worker_1": [*[STEPPING] * 20, LEFT]},
             cause_names.LEFT,
             AFTER_12.format(0),
@@ -406,10 +406,10 @@ def test_a_rank_that_left_is_at_fault_and_not_one_that_lost_it(
 @pytest.mark.parametrize(
     ("states", "root_cause", "cause"),
     [
-        # It has completed well; the other one failed by itself afterwards.
+        # It has completed normally; the other rank failed by itself afterwards.
         ({"worker_0": [OWN_ERROR], "worker_1": [LEFT]}, "worker-0", None),
         ({"worker_0": [WAITED], "worker_1": [LEFT], "worker_2": [OWN_ERROR]}, "worker-2", None),
-        # It completed long after the other one had fallen.
+        # It completed long after the other rank had failed.
         (
             {"worker_0": [WAITED], "worker_1": [LEFT | {"ended_at": 90.0}]},
             "worker-0",
@@ -477,12 +477,12 @@ def test_a_rank_that_seems_frozen_is_named(gang: Make) -> None:
     assert outcome.cause == cause_names.NETWORK
 
 
-#: It makes a step with each update.
+#: A rank that makes a step with each update.
 WALKING = [{**RUNNING, "progress": record("training", step=n)} for n in range(400)]
 
 
 def probing(word: str) -> dict[str, Any]:
-    """What makes a gang of two ask worker-0 whether it reaches worker-1."""
+    """Return arguments with which a gang of two asks worker-0 whether it reaches worker-1."""
     reached = {"worker-0": "open", "worker-1": word}
     found = {"reached": reached, "listening": True, "own": True, "addresses": [], "proxy": ""}
     peers = {"worker-0": ("a", 1), "worker-1": ("b", 1)}
@@ -506,7 +506,7 @@ def test_a_host_away_is_lost_if_confirmed(gang: Make, evidence: dict[str, Any], 
 
 
 def three(*answers: set[tuple[str, str]]) -> dict[str, Any]:
-    """Make three hosts report which paths are broken; each asks once for each answer."""
+    """Return arguments with which three hosts report broken paths, once for each answer."""
     tasks = [f"worker-{index}" for index in range(3)]
     asked: dict[str, int] = defaultdict(int)
 
@@ -599,7 +599,7 @@ def test_without_any_connection_the_job_is_left_alone_until_all_states_are_read(
     cut = [GONE for _ in range(10)]
     lost = failed("exited with code 1: UnavailableError: x", ended_at=9.0)
     first = failed("exited with code 3: ValueError", exit_code=3, ended_at=8.0)
-    # The one that answers first fell because of the other.
+    # The rank that answers first failed because of the other one.
     hosts = Hosts(worker_0=[STEPPING, *cut, lost], worker_1=[STEPPING, *cut, *cut, first])
     watched = gang(hosts, unreachable_timeout=10.0)
     outcome = watched.follow()
@@ -719,7 +719,7 @@ def test_all_ranks_of_a_job_that_is_stopped_have_time_to_end(gang: Make) -> None
 
 @pytest.mark.parametrize(("ago", "state"), [(1.0, "stopped"), (-1.0, "failed")])
 def test_a_rank_that_loses_a_stopped_one_is_no_failure(gang: Make, ago: float, state: str) -> None:
-    """It is one if it failed first, and another control node stopped what was left."""
+    """It is a failure if the rank failed first and another control node stopped the others."""
     now = time.time()
     lost = failed("exited with code 1: UnavailableError: lost", ended_at=now)
     lost["log"] = "UnavailableError: Connection reset by peer\n"

@@ -1,4 +1,4 @@
-"""The file for Prometheus, read by Prometheus' own parser, and the dashboard that shows it."""
+"""The file for Prometheus, read with Prometheus' own parser, and the Grafana dashboard."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from train.gang.watch.views import Target, View
 from train.host import progress_records
 
 DASHBOARD = REPOSITORY / "docs/grafana/train.json"
-#: What a scrape adds by itself.
+#: The labels that a scrape adds.
 SCRAPED = {"job", "instance"}
 FULL: dict[str, Any] = {
     **{"step": 7, "steps": 10, "epoch": 2, "epochs": 3, "loss": 0.25, "memory_mb": 2},
@@ -35,7 +35,7 @@ def view(task: str, phase: str = "running", **record: Any) -> View:
 
 
 def samples(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    """Return all samples by name and labels, after what every reader of the format asks."""
+    """Return all samples by name and labels, after a check of the rules of the format."""
     families = list(text_string_to_metric_families(text))
     assert all(family.documentation and family.type == "gauge" for family in families)
     found = [sample for family in families for sample in family.samples]

@@ -1,4 +1,4 @@
-"""Whose fault it was, by ranks, clocks and probes of ports, and which failures are tried again."""
+"""The rank at fault, from ranks, clocks and probes of ports, and failures that are retried."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def fallen(task: str, *tail: str, **state: Any) -> View:
     ],
 )
 def test_whom_a_rank_names_as_lost(line: str) -> None:
-    own = "remote target /job:worker/replica:0/task:0"  # nobody is lost to itself
+    own = "remote target /job:worker/replica:0/task:0"  # a rank cannot have lost itself
     assert named_by(fallen("worker-0", line, own)) == {"worker-1"}
 
 
@@ -187,7 +187,7 @@ LOST = "E0000 00:00:1795281778.9 1 agent.cc:9] task /job:worker/task:0: Socket c
 @pytest.mark.parametrize(
     ("line", "state", "secondary"),
     [
-        # One that hung inside TensorFlow waited for another one.
+        # A rank that hung inside TensorFlow waited for another one.
         ("", {"cause": ends.HUNG, "exit_code": -6, "stuck_in_framework": True}, True),
         ("", {"cause": ends.HUNG, "exit_code": -6, "stuck_in_framework": False}, False),
         ("ends with another rank, asked to end", {"exit_code": 143}, True),
@@ -231,7 +231,7 @@ def test_metrics_of_a_result_are_those_of_the_last_whole_epoch() -> None:
     stopped = GangOutcome("stopped", None, "it was stopped")
     assert result_of("x", stopped, [chief], 1)["metrics"] == {"accuracy": 0.5}
     assert chief.metrics == {"accuracy": 0.6}
-    chief.add_progress([{"metrics": {"accuracy": 0.55}}])  # of the script itself
+    chief.add_progress([{"metrics": {"accuracy": 0.55}}])  # from the script itself
     assert result_of("x", stopped, [chief], 1)["metrics"] == {"accuracy": 0.55}
 
 
@@ -281,7 +281,7 @@ NOT_1: dict[str, Any] = {"reached": {**ALL, "worker-1": "timeout"}}
 
 
 OUT: dict[str, Any] = {"reached": dict.fromkeys(ALL, "timeout")}
-#: Two that do not reach each other, and both reach the third one.
+#: Two ranks that do not reach each other, while both reach the third one.
 BOTH: dict[str, Any] = {"reached": {**OUT["reached"], "worker-2": "open"}}
 
 
@@ -289,7 +289,7 @@ BOTH: dict[str, Any] = {"reached": {**OUT["reached"], "worker-2": "open"}}
     ("probed", "task", "cause", "reason"),
     [
         ([{}, {}], None, None, ""),
-        # One that does not listen yet is waited for; an address may be translated on the way.
+        # A rank that does not listen yet is waited for. Addresses may be translated on the way.
         ([{"reached": {**ALL, "worker-1": "refused"}}, {"listening": False}], None, None, ""),
         ([{}, {"own": False}], None, None, ""),
         ([NOT_1, {"own": False}], "worker-1", cause_names.ADDRESS, "whose addresses are 10.0.0.9"),
@@ -421,7 +421,7 @@ def test_the_scripts_own_package_is_found_on_the_control_node(tmp_path: Path) ->
     assert elsewhere.startswith("add helpers to requirements.txt")
 
 
-#: A message of each fault, in order, and words of its remedy.
+#: A message for each fault, in order, and words from its remedy.
 FAULTS = [
     (
         "AttributeError: partially initialized module 'tensorflow' has no attribute 'keras' (most "
@@ -475,7 +475,7 @@ def test_faults_of_scripts_are_known_by_their_messages(number: int) -> None:
         failed = ended(ends.EXIT, 1, f"exited with code 1: {owner}{message}")
         assert words in failed.remedy
         assert not failed.again
-    # Ranks that only lost this one would be blamed for it otherwise.
+    # Otherwise, ranks that only lost this one would be blamed.
     reason = f"exited with code 1: {message}"
     assert not is_secondary(fallen("worker-1", "UnavailableError: Socket closed", reason=reason))
 
@@ -557,7 +557,7 @@ def test_an_error_of_tensorflow_about_the_ranks_own_work_is_its_own(
     error: str, secondary: bool
 ) -> None:
     reason = f"exited with code 1: tensorflow.python.framework.errors_impl.{error}"
-    # While its process ended, TensorFlow noticed that others were gone.
+    # While the process ended, TensorFlow noticed that other ranks were gone.
     assert is_secondary(fallen("worker-1", LOST, reason=reason)) is secondary
 
 
@@ -576,7 +576,7 @@ TRACE = 'Traceback (most recent call last):\n  File "main.py", line 3, in <modul
 
 
 def last_lines(log: str, **state: Any) -> list[str]:
-    """Return the last lines in the message about a rank whose log came in two pieces."""
+    """Return the last lines in the message about a rank whose log arrived in two pieces."""
     failed = fallen("worker-1", **state)
     failed.add_log(log[: len(log) // 2])
     failed.add_log(log[len(log) // 2 :])

@@ -1,4 +1,4 @@
-"""Which rank is named as the slowest, and why: by constructed records, and of ranks that run."""
+"""The slowest rank and the cause, from constructed records and from a running process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FollowedGang = dict[str, tuple[float, float]]
 
 
 class Run:
-    """A gang whose records are made up: each second one of each rank, with 10 steps."""
+    """A gang with constructed records: one per rank and second, with 10 steps each."""
 
     def __init__(self, ranks: int = 3, limit: float = 1.5, skew: float = 0.0) -> None:
         self.tasks = [f"worker-{index}" for index in range(ranks)]
@@ -35,8 +35,10 @@ class Run:
         facts: Mapping[str, Mapping[str, Any]] | None = None,
         times: bool = True,
     ) -> list[PaceFinding]:
-        """Return what is found in some seconds, with own parts of the slow ranks, ms for the
-        exchange itself, what hosts' counters grow by and other facts, and times or none.
+        """Return the findings after some seconds of a gang.
+
+        The arguments are the own parts of slow ranks, the ms of the exchange itself, facts of hosts
+        (counters as their growth per second), and whether step times are reported.
         """
         found = []
         for _ in range(seconds):
@@ -56,7 +58,7 @@ class Run:
         return [one for one in found if one is not None]
 
     def _reading(self, task: str, facts: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the next reading of a host: it may use two cores, and has four."""
+        """Return the next reading of a host that has four cores, of which the rank may use two."""
         found: dict[str, Any] = {
             **{"t": 5.0 + self.second, "machine": task, "all_cores": 4, "cores": 2, "nice": 0},
             **{"cpu_s": 1.0, "wait_s": 0.02, "busy_s": 1.1, "steal_s": 0.0, **facts},
@@ -82,12 +84,12 @@ def slow(task: str, *, input_ms: float = 1.0, compute_ms: float = 19.0) -> Follo
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])
 def test_even_ranks_are_not_told_and_the_slow_one_is_told_once(ranks: int) -> None:
-    run = Run(ranks, skew=-400.0)  # clocks that are minutes apart
+    run = Run(ranks, skew=-400.0)  # the clocks differ by minutes
     assert run.go(60, slow("worker-0", compute_ms=24.0)) == []
     assert run.go(15, slow("worker-1", compute_ms=59.0)) == []
     [told] = run.go(80, slow("worker-1", compute_ms=59.0))
     assert (told.task, told.host, told.cause) == ("worker-1", "host-1", "compute")
-    assert told.factor == pytest.approx(2.5, rel=0.2)  # one quarter of the window was before
+    assert told.factor == pytest.approx(2.5, rel=0.2)  # a quarter of the window was not slow
     assert "worker-1 (host-1) is the slowest rank: its own part of a step takes" in told.text
     assert told.text.endswith("computing: its host reports no reason")
 
@@ -167,7 +169,7 @@ def test_an_exchange_that_becomes_slow_is_of_nobody() -> None:
 # ---------------------------------------------------------------------------------- by hosts
 
 GPU = {"index": 0, "uuid": "GPU-1", "mhz": 1980, "max_mhz": 1980, "busy": 90, "reasons": 0}
-#: What the slow rank's host says, beside what all do, and what is told of it.
+#: Additional facts of the slow rank's host, and the text of the finding.
 EVIDENCE: dict[str, tuple[dict[str, Any], str]] = {
     "quota": (
         {"quota_cores": 0.5, "periods": 10, "throttled": 8},
@@ -202,7 +204,7 @@ def test_what_the_host_says_is_the_evidence(own: dict[str, Any], text: str) -> N
     assert found.evidence == [text]
     assert found.text.endswith(f"computing: {text}")
 
-    # Of a script that tells no times, the same is all that is known.
+    # If a script reports no times, only the hosts' facts are known.
     run = Run()
     [alone] = run.go(40, facts=facts, times=False)
     assert (alone.task, alone.cause, alone.factor) == ("worker-1", "cpu", None)
