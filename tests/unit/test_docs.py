@@ -209,7 +209,7 @@ def test_the_parser_takes_every_command(
         except SystemExit:
             pytest.fail(f"not accepted: {shlex.join(words)}")
         if args.command == "playbook":
-            assert args.name in ansible_program.names(), words
+            assert args.playbook in ansible_program.names(), words
         else:
             assert set(parse_variables(args.variables)[0]) <= KNOWN | SETTINGS, words
         seen.add(args.command)

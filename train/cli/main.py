@@ -216,7 +216,7 @@ def build_parser() -> _CommandParser:
     text = "run a playbook of this project, such as setup, with ansible-playbook"
     playbook = subparsers.add_parser("playbook", help=text, description=f"{text.capitalize()}.")
     text = f"playbook: {', '.join(ansible_program.names())}"
-    playbook.add_argument("name", metavar="NAME", help=text)
+    playbook.add_argument("playbook", metavar="NAME", help=text)
     text = "options of ansible-playbook, such as -i INVENTORY; they follow the name"
     playbook.add_argument("options", nargs=argparse.REMAINDER, metavar="...", help=text)
     parser.commands = subparsers.choices
@@ -289,7 +289,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args.arguments = script_arguments
     try:
         if args.command == "playbook":
-            ansible_program.execute(args.name, args.options)
+            ansible_program.execute(args.playbook, args.options)
         variables, encrypted = ansible_options.parse_variables(args.variables)
         if {"-h", "--help"} & set(script_arguments):
             return commands.show_help(args.script, args.module, script_arguments, variables)

@@ -210,7 +210,6 @@ def test_the_collection_of_the_environment_runs_by_its_name(
     home = {"HOME": str(tmp_path / "home")}
     done = installed.shell(empty, f"train playbook train {words}", **home)
     assert done.returncode == 0, done.stdout + done.stderr
-    (stale / "roles/train_job/tasks").rmdir()
     assert json.loads((empty / "runs/named/result.json").read_text())["state"] == "completed"
     program = shlex.quote(str(installed.folder / "bin/ansible-playbook"))
     listed = installed.shell(empty, f"{program} tensorflow_ansible.cluster.list {words}")
