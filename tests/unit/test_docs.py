@@ -23,6 +23,7 @@ from ansible.vars.manager import VariableManager
 
 from tests.support.lab import REPOSITORY, clean_environment, run
 from tests.support.training_ranks import WORKER
+from train.cli import ansible_program
 from train.cli.ansible_options import parse_variables
 from train.cli.main import build_parser
 from train.gang.packages.requested import INDEXES
@@ -181,6 +182,7 @@ def test_links_lead_somewhere(page: Path) -> None:
         (doc("hosts"), {"run"}),
         (doc("jobs"), ON_JOBS | {"report", "compare"}),
         (doc("ansible"), {"run"}),
+        (doc("install"), {"run", "status", "list", "playbook"}),
         (METRICS, {"run", "attach"}),
         (doc("supervision"), {"drill"}),
         (TRAINING, {"run"}),
@@ -195,15 +197,20 @@ def test_the_parser_takes_every_command(
     (tmp_path / "secrets.yml").write_text("train_job_environment: {API_TOKEN: x}\n")
     seen = set()
     for words in commands(page):
-        if words[1:3] != ["-m", "train"]:
+        # The installed command is named `train`.
+        first = 1 if words[0] == "train" else 3
+        if first == 3 and words[1:3] != ["-m", "train"]:
             continue
         until = words.index("--") if "--" in words else None
-        given = [os.path.expandvars(word) for word in words[3:until]]
+        given = [os.path.expandvars(word) for word in words[first:until]]
         try:
             args = build_parser().parse_args(given)
         except SystemExit:
             pytest.fail(f"not accepted: {shlex.join(words)}")
-        assert set(parse_variables(args.variables)[0]) <= KNOWN | SETTINGS, words
+        if args.command == "playbook":
+            assert args.playbook in ansible_program.names(), words
+        else:
+            assert set(parse_variables(args.variables)[0]) <= KNOWN | SETTINGS, words
         seen.add(args.command)
     assert seen == expected
 

@@ -1,4 +1,4 @@
-"""Shell completion of jobs, ranks and inventories; argcomplete completes everything else."""
+"""Shell completion of jobs, ranks, playbooks and inventories; argcomplete completes all else."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import argcomplete
 from argcomplete.completers import BaseCompleter
 
-from train.cli import ansible_options
+from train.cli import ansible_options, ansible_program
 from train.cli.job import run_dir_of
 from train.gang import REPOSITORY
 from train.gang.job_records import MANIFEST_FILE, read_manifest
@@ -33,6 +33,8 @@ class _Completer(BaseCompleter):
         with contextlib.suppress(Exception):
             if action.dest in ("job", "jobs", "other") and not action.option_strings:
                 return [manifest.parent.name for manifest in _manifests(parsed_args)]
+            if action.dest == "playbook":
+                return ansible_program.names()
             if action.dest == "task":
                 return _tasks(parsed_args)
             if "--inventory" in action.option_strings:

@@ -26,7 +26,7 @@ from train.cli import page, playbooks
 from train.cli.ansible_options import Inventory, Variables
 from train.cli.job import Result, run, run_dir_of, stop
 from train.cli.output import Exit, announce, complain, exit_code, print_table
-from train.gang import REPOSITORY, run_folders, suggestions
+from train.gang import PACKAGE, run_folders, suggestions
 from train.gang.doctor import COLLECTIVES, PARTS, findings
 from train.gang.doctor.doctor_records import Examined, Finding, Scaling, Trained
 from train.gang.errors import UserError
@@ -61,7 +61,7 @@ _MAPS = (
 )
 
 #: The script that measures the sums.
-SUMS = REPOSITORY / "train/collectives"
+SUMS = PACKAGE / "collectives"
 #: Maximum and minimum number of steps of a short training, its target in seconds, and the number of
 #: first steps that do not count.
 STEPS, LEAST, TRAINING_S, WARM = 300, 60, 20.0, 20

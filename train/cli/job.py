@@ -45,8 +45,8 @@ _BROKEN_OFF = 3
 #: The role's variables that a job was started with, for later commands.
 VARIABLES_FILE = "variables.json"
 _RUNS_DIR = "train_job_runs_dir"
-#: The role's default of this variable for the playbooks of a clone.
-_DEFAULT_RUNS_DIR = REPOSITORY / "runs"
+#: The role's default of this variable: in the clone, or else in the current folder.
+_DEFAULT_RUNS_DIR = Path("runs") if suggestions.is_installed() else REPOSITORY / "runs"
 #: Variables that may contain secrets. The script's environment is stored on the hosts.
 _SECRET = ("train_job_environment", "train_job_notify_command", "train_job_notify_webhook")
 

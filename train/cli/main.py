@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from train import VERSION
-from train.cli import ansible_options, commands, inventories, suggesting, tracking
+from train.cli import ansible_options, ansible_program, commands, inventories, suggesting, tracking
 from train.cli.ansible_options import Variables
 from train.cli.doctor import PARAMETERS, examine
 from train.cli.drill import run_drill
@@ -212,6 +212,13 @@ def build_parser() -> _CommandParser:
     drill("--fault", metavar="FAULT", action="append", choices=names, default=[], help=text)
     text = "become root only for the faults that need it (port, ssh)"
     drill("--fault-become", action="store_true", help=text)
+
+    text = "run a playbook of this project, such as setup, with ansible-playbook"
+    playbook = subparsers.add_parser("playbook", help=text, description=f"{text.capitalize()}.")
+    text = f"playbook: {', '.join(ansible_program.names())}"
+    playbook.add_argument("playbook", metavar="NAME", help=text)
+    text = "options of ansible-playbook, such as -i INVENTORY; they follow the name"
+    playbook.add_argument("options", nargs=argparse.REMAINDER, metavar="...", help=text)
     parser.commands = subparsers.choices
     return parser
 
@@ -281,6 +288,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"unknown argument {args.arguments[0]}: put script arguments after --")
     args.arguments = script_arguments
     try:
+        if args.command == "playbook":
+            ansible_program.execute(args.playbook, args.options)
         variables, encrypted = ansible_options.parse_variables(args.variables)
         if {"-h", "--help"} & set(script_arguments):
             return commands.show_help(args.script, args.module, script_arguments, variables)

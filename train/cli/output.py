@@ -7,15 +7,17 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from train.cli.playbooks import PlaybookOutcome
+from train.gang import IS_PACKAGED
 
 #: The name of this program in messages. Suggested commands are made elsewhere, with all options.
-PROGRAM = "python -m train"
+PROGRAM = "train" if IS_PACKAGED and Path(sys.argv[0]).name == "train" else "python -m train"
 
 
 class Exit(IntEnum):

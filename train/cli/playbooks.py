@@ -20,7 +20,7 @@ import ansible_runner
 
 from train.cli import suggesting
 from train.cli.ansible_options import PASSWORD_FILE, Inventory, Variables, file_of, options_of
-from train.gang import REPOSITORY, login_failures, reports, suggestions
+from train.gang import IS_PACKAGED, REPOSITORY, login_failures, reports, suggestions
 from train.gang.job_records import ResultRecord
 from train.gang.login_failures import LoginFailure
 from train.gang.scratch import Scratch
@@ -63,6 +63,8 @@ _SET_HERE = (
     *("ANSIBLE_CALLBACK_PLUGINS", "ANSIBLE_CONFIG", "ANSIBLE_HOST_KEY_CHECKING"),
     *("ANSIBLE_LOCAL_TEMP", "ANSIBLE_RETRY_FILES_ENABLED", "ANSIBLE_STDOUT_CALLBACK"),
 )
+#: The folders of collections in ansible.cfg, except that of a clone.
+_COLLECTIONS = "~/.ansible/collections:/usr/share/ansible/collections"
 #: The start of an error in the output of ansible-playbook.
 _ERROR = re.compile(r"\[?ERROR\]?\b")
 #: Actions that run on this machine for all hosts, or with a message that names the host, by the
@@ -110,6 +112,26 @@ def usable_locale() -> dict[str, str]:
     finally:
         locale.setlocale(locale.LC_ALL, before)
     return {"LC_ALL": "C.UTF-8"}
+
+
+def own_path() -> str:
+    """Return PATH with the folder of this environment's programs first."""
+    return f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+
+
+def ansible_playbook() -> str:
+    """Return the path of ansible-playbook."""
+    return shutil.which("ansible-playbook", path=own_path()) or "ansible-playbook"
+
+
+def own_settings() -> dict[str, str]:
+    """Return the variables with which Ansible finds the settings and plugins of this project."""
+    found = {"ANSIBLE_CONFIG": str(REPOSITORY / "ansible.cfg")}
+    if IS_PACKAGED:
+        # Otherwise another version of the collection in the user's folder would come first.
+        others = os.environ.get("ANSIBLE_COLLECTIONS_PATH") or _COLLECTIONS
+        found["ANSIBLE_COLLECTIONS_PATH"] = f"{REPOSITORY.parents[2]}{os.pathsep}{others}"
+    return found
 
 
 def last_lines_of(output: str) -> list[str]:
@@ -221,8 +243,7 @@ class Playbook:
         except (OSError, ValueError):
             self._folder.close()
             raise
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-        program = shutil.which("ansible-playbook", path=path) or "ansible-playbook"
+        path, program = own_path(), ansible_playbook()
         words = [sys.executable, "-S", "-E", "-c", _BOUND, str(os.getpid()), program]
         bound = private / "bin" / "ansible-playbook"
         bound.parent.mkdir()
@@ -241,7 +262,7 @@ class Playbook:
                 **usable_locale(),
                 suggestions.CALL: suggesting.call_of(options, variables).dump(),
                 "ANSIBLE_CALLBACK_PLUGINS": "",
-                "ANSIBLE_CONFIG": str(REPOSITORY / "ansible.cfg"),
+                **own_settings(),
                 "ANSIBLE_HOST_KEY_CHECKING": "True",
                 # Modules and their arguments may be written here.
                 "ANSIBLE_LOCAL_TEMP": str(private / "tmp"),

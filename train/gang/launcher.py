@@ -11,7 +11,7 @@ import marshal
 import zipfile
 from pathlib import Path
 
-from train.gang import REPOSITORY
+from train.gang import PACKAGE
 
 #: Header flag of a compiled module: valid without a check of its source (PEP 552).
 _UNCHECKED = (1).to_bytes(4, "little")
@@ -27,7 +27,7 @@ def archive() -> str:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as programs:
         programs.writestr("train/__init__.py", "")
-        for path in sorted((REPOSITORY / "train/host").glob("*.py")):
+        for path in sorted((PACKAGE / "host").glob("*.py")):
             programs.write(path, f"train/host/{path.name}")
             programs.writestr(f"train/host/{path.stem}.pyc", _compiled(path))
     return base64.b64encode(packed.getvalue()).decode()

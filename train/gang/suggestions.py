@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from train.gang import REPOSITORY
+from train.gang import COLLECTION, IS_PACKAGED, REPOSITORY
 from train.host import suggested
 from train.host.suggested import HOST, MARKER, PLAYBOOK, SUGGESTIONS
 
@@ -30,9 +30,8 @@ CONNECTION_VARIABLES = (
     *("ansible_ssh_extra_args", "ansible_become_user", "ansible_become_method"),
 )
 _PLACES = ("train_job_root", "train_job_runs_dir", "train_job_lease_dir", "train_job_python")
-#: The collection's full name, and its playbooks by command, for a collection that was installed
-#: without the command line. A job whose cause is gone is started as a new one.
-_COLLECTION = "tensorflow_ansible.cluster"
+#: The collection's playbooks by command, for a collection that was installed without the command
+#: line. A job whose cause is gone is started as a new one.
 _PLAYBOOKS = {
     "attach": "attach -e train_job_id={job}",
     "clean": "clean -e train_job_clean_older_than={age}",
@@ -89,12 +88,15 @@ def command(name: str, call: Call | None = None, **fields: str) -> str:
     suggested.check(name, fields)
     call = call or current()
     program, usage = SUGGESTIONS[name]
-    if is_installed():
+    if is_installed() and not IS_PACKAGED:
         first, *rest = _words(_PLAYBOOKS.get(name, usage), fields)
-        words = [*call.reaching, f"{_COLLECTION}.{Path(first).stem}", *rest]
+        words = [*call.reaching, f"{COLLECTION}.{Path(first).stem}", *rest]
         return f"{call.playbook} {shlex.join(words)}"
     first, *rest = _words(usage, fields)
     if program == PLAYBOOK:
+        if IS_PACKAGED:
+            words = ["playbook", Path(first).stem, *call.reaching, *rest]
+            return f"{call.train} {shlex.join(words)}"
         return f"{call.playbook} {shlex.join([*call.reaching, first, *rest])}"
     is_known = not call.job or fields.get("job") == call.job
     options = call.typed if is_known else call.reaching
@@ -298,7 +300,7 @@ def shown(source: str) -> str:
 
 
 def is_installed() -> bool:
-    """Return whether this is an installed collection instead of a clone of the repository."""
+    """Return whether this is an installed collection or package instead of a clone."""
     return REPOSITORY.parents[1].name == "ansible_collections"
 
 
@@ -330,6 +332,11 @@ def program(name: str) -> str:
     """Return the quoted name of a program of this environment, or its path if PATH lacks it."""
     folder, found = Path(sys.executable).parent, shutil.which(name)
     if found and Path(found).parent.resolve() == folder.resolve():
+        return name
+    # pipx and uv link the command of an installed package into a folder of PATH. An environment's
+    # Python is itself a link, to an interpreter without its packages.
+    own = folder / name
+    if found and not own.is_symlink() and own.exists() and own.samefile(found):
         return name
     below = is_here() and folder.is_relative_to(REPOSITORY) and folder != REPOSITORY
     return shlex.quote(str((folder.relative_to(REPOSITORY) if below else folder) / name))

@@ -13,7 +13,7 @@ from typing import Any
 
 from ansible import constants
 
-from train.gang import REPOSITORY, connections, login_failures, reports, suitability_rules
+from train.gang import PACKAGE, connections, login_failures, reports, suitability_rules
 from train.gang.connections import Args, Returned
 from train.gang.errors import UnreachableError
 from train.gang.login_failures import LoginFailure
@@ -21,7 +21,7 @@ from train.gang.suitability_rules import HostFault, Needs
 from train.host.host_facts import Suitability
 
 _INTERPRETER = "ansible_python_interpreter"
-_PROGRAM = REPOSITORY / "train/host/suitability.py"
+_PROGRAM = PACKAGE / "host/suitability.py"
 #: Command for a host without Python: prints the names in os-release(5).
 _NO_PYTHON = (
     ". /etc/os-release 2>/dev/null; "

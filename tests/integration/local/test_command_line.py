@@ -43,6 +43,7 @@ def test_the_command_works_in_a_folder_with_another_train(folder: Path) -> None:
         ("logs -e train_job_runs_dir=nowhere ", set()),
         ("logs -e wrong night-", set()),
         ("drill --fault f", {"freeze"}),
+        ("playbook tea", {"teardown"}),
         (f"run -i {REPOSITORY}/inventory/lo", {f"{REPOSITORY}/inventory/local"}),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,6 +40,37 @@ def test_a_job_whose_folder_names_its_hosts_needs_no_inventory() -> None:
     other = suggestions.command("stop", call, job="night-2")
     assert other == "python -m train stop -i inventory/lab night-2"
     assert "-i inventory/lab" in suggestions.command("setup", call)
+
+
+def test_an_installed_package_runs_playbooks_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suggestions, "IS_PACKAGED", True)
+    call = Call(train="train", typed=("-i", "my lab"), reaching=("-i", "my lab"))
+    assert suggestions.command("setup", call, tags="tensorflow") == (
+        "train playbook setup -i 'my lab' --tags tensorflow"
+    )
+    assert suggestions.command("list", call) == "train list -i 'my lab'"
+
+
+def test_a_program_that_path_finds_through_a_link_is_named_without_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, links = tmp_path / "environment/bin", tmp_path / "bin"
+    for folder in (own, links):
+        folder.mkdir(parents=True)
+    system = tmp_path / "python3"
+    for program in (own / "train", system):
+        program.touch(mode=0o755)
+    (links / "train").symlink_to(own / "train")
+    # The interpreter in PATH is the same file but does not have the environment's packages.
+    for folder in (own, links):
+        (folder / "python").symlink_to(system)
+    monkeypatch.setattr("sys.executable", str(own / "python"))
+    monkeypatch.setenv("PATH", str(links))
+    assert suggestions.program("train") == "train"
+    assert suggestions.program("python") == str(own / "python")
+    (links / "train").unlink()
+    (links / "train").touch(mode=0o755)
+    assert suggestions.program("train") == str(own / "train")
 
 
 def test_a_call_is_passed_on_as_text() -> None:

@@ -13,13 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from train.gang import REPOSITORY, archives
+from train.gang import PACKAGE, archives
 from train.gang.errors import UserError
 from train.gang.job_records import Manifest, arguments_of
 from train.gang.scratch import Scratch
 from train.host import processes, rank_files
 
-WORKER = REPOSITORY / "train" / "worker.py"
+WORKER = PACKAGE / "worker.py"
 IGNORE_FILE = ".trainignore"
 #: Patterns to leave out of every staged folder.
 IGNORED = (
