@@ -1,7 +1,7 @@
-"""The command ``playbook``: ansible-playbook with a playbook of this project, such as setup.yml.
+"""The command ``playbook``: runs ansible-playbook with a playbook of this project.
 
-The other commands run playbooks, too, but show their own output. This one replaces itself by
-ansible-playbook, which gets all further arguments.
+The other commands run playbooks as well, but show their own output. This command replaces its
+process by ansible-playbook, which gets all further arguments.
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ def execute(name: str, words: Sequence[str]) -> NoReturn:
     """Replace this process by ansible-playbook.
 
     Args:
-        name: one of ``names()``. UserError is raised for another one.
+        name: one of ``names()``.
         words: options of ansible-playbook. TRAIN_INVENTORY is used if they name no inventory.
+
+    Raises:
+        UserError: there is no such playbook.
     """
     if name not in names():
         raise UserError(f"no playbook {name}: choose one of {', '.join(names())}")

@@ -33,7 +33,7 @@ def uv(*words: str, folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def wheel(shared: Path) -> Path:
-    """The wheel of this repository."""
+    """Return the wheel of this repository."""
 
     def build() -> str:
         folder = shared / "wheel"
@@ -47,13 +47,13 @@ def wheel(shared: Path) -> Path:
 
 @dataclass
 class Installed:
-    """An environment with the wheel, and with this environment's packages behind it."""
+    """An environment with the wheel, in which this environment's packages are also found."""
 
     folder: Path
 
     @property
     def packages(self) -> Path:
-        """Its site-packages."""
+        """The site-packages of the environment."""
         (found,) = self.folder.glob("lib/python*/site-packages")
         return found
 
@@ -194,13 +194,13 @@ def test_setup_and_other_playbooks(installed: Installed, empty: Path, tmp_path: 
     checked = installed.train(empty, "playbook", "setup", "--check", TRAIN_INVENTORY=inventory)
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert "worker0 : ok=" in checked.stdout
-    assert [path.name for path in empty.iterdir()] == ["runs"]  # of the job
+    assert [path.name for path in empty.iterdir()] == ["runs"]  # written by the job
 
 
 def test_the_collection_of_the_environment_runs_by_its_name(
     installed: Installed, empty: Path, tmp_path: Path
 ) -> None:
-    """A copy of another version in the user's folder does not take its place for ``train``."""
+    """``train`` does not use a copy of another version in the user's folder."""
     stale = tmp_path / "home/.ansible/collections/ansible_collections/tensorflow_ansible/cluster"
     (stale / "roles/train_job/tasks").mkdir(parents=True)
     inventory = str(write_local_inventory(tmp_path / "inventory", {"worker": 1}))

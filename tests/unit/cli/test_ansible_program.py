@@ -1,4 +1,4 @@
-"""The command ``playbook``: what ansible-playbook gets."""
+"""The command ``playbook``: the command line and environment of ansible-playbook."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from train.cli.main import main
 
 
 class ReplacedError(Exception):
-    """Raised where the process would be replaced."""
+    """Raised instead of replacing the process."""
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], Mapping[str, str]]]:
-    """The command lines and environments of programs that replace this process."""
+    """Return the command lines and environments of programs that would replace this process."""
     found: list[tuple[list[str], Mapping[str, str]]] = []
 
     def execve(path: str, words: Sequence[str], environment: Mapping[str, str]) -> None:
