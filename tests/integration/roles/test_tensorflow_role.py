@@ -296,7 +296,7 @@ def test_what_will_not_do_is_refused(
     assert not Path(params["tensorflow_root"]).exists()
     folder = Path(params["tensorflow_root"], "venv")
     folder.mkdir(parents=True)
-    assert f"{folder} is not a link made by this role. Move it away" in call(params)["msg"]
+    assert f"{folder} is not a link made by this role. Move this file away" in call(params)["msg"]
     folder.rmdir()
     before = locks.locks([params["tensorflow_requirements"]])
     with (tmp_path / "lock.txt").open("a") as stream:

@@ -52,7 +52,7 @@ def test_a_host_without_python_whose_container_has_low_limits(bed: Testbed) -> N
     done = run(bed, training_host_nofile=10**9, training_host_memlock="").checked()
     assert shell(bed, "su - train -c 'python3 -c \"import venv; print(1)\"'") == "1\n"
     assert f"the limit nofile of train is {shown}, not 1000000000" in done.shown
-    assert "start it with --ulimit nofile=NUMBER" in done.shown
+    assert "start the container with --ulimit nofile=NUMBER" in done.shown
     expected = [f"train {kind} nofile {shown}" for kind in ("soft", "hard")]
     assert shell(bed, f"grep -v '^#' {LIMITS}").splitlines() == expected
 

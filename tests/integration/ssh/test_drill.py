@@ -228,7 +228,7 @@ def test_it_tells_what_became_of_a_killed_rank(local_lab: Labs, tmp_path: Path) 
     variables: dict[str, Any] = {"train_job_script": script, "train_job_max_restarts": 2}
     done = train(*lab.words("drill", "--fault", "kill", **variables))
     assert done.returncode == 0, done.stdout + done.stderr
-    row = r"kill +worker-1 on worker1 +[0-9.]+ s +yes +nothing +step 20 +well"
+    row = r"kill +worker-1 on worker1 +[0-9.]+ s +yes +nothing +step 20 +ok"
     assert re.search(row, done.stdout), done.stdout
     assert job_processes(lab.root) == []
 

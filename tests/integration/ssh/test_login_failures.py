@@ -206,7 +206,7 @@ def test_each_failed_login_is_one_sentence_and_a_remedy(
     assert "waiting for the login to " in shown, shown
     for host in KINDS:
         check_sentence(shown, host)
-    for noise in ("Task failed", "via ssh", "deserialization", "workers are left", "step in"):
+    for noise in ("Task failed", "via ssh", "deserialization", "workers left", "step in"):
         assert noise not in shown
 
 
