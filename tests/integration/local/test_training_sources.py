@@ -589,7 +589,7 @@ def test_wrong_tfrecords_are_refused(tmp_path: Path) -> None:
         ),
         "features.json: corrupt": changed("features.json", b"{"),
         "classes 0 is not a positive integer": changed("features.json", b'{"classes": 0}'),
-        "test.tfrecord: compressed": packed,
+        "test.tfrecord: the file is compressed": packed,
         "neither image (bytes) nor x": none,
         "contains no train*.tfrecord": tmp_path,
     }
