@@ -357,7 +357,7 @@ def tensorboard(args: Namespace, variables: Variables) -> int:
                 if host not in answered and _answers(board["url"]):
                     answered.add(host)
                     print(
-                        f"TensorBoard of {host}: {board['url']} (press Ctrl-C to stop)", flush=True
+                        f"TensorBoard on {host}: {board['url']} (press Ctrl-C to stop)", flush=True
                     )
     if outcome.unreachable:
         return Exit.UNREACHABLE
@@ -378,7 +378,7 @@ def _tensorboard_here(python: str, runs_dir: str, named: list[str], port: int) -
             time.sleep(0.1)
             if not shown and _answers(url):
                 shown = True
-                print(f"TensorBoard of {runs_dir}: {url} (press Ctrl-C to stop)", flush=True)
+                print(f"TensorBoard for {runs_dir}: {url} (press Ctrl-C to stop)", flush=True)
         board.terminate()
         board.wait()
         if interrupts:

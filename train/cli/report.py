@@ -313,7 +313,7 @@ def _step_times(attempt: AttemptFiles) -> Iterator[Chart]:
 def _loads(attempts: Sequence[AttemptFiles]) -> Iterator[Chart]:
     """Yield charts of the load of hosts, GPUs and ranks."""
     began = _began(attempts)
-    titles = ("Cores used by each rank", "Busy cores of a rank's host, %", "Busy GPUs, %")
+    titles = ("Cores used by each rank", "Busy cores of each rank's host, %", "Busy GPUs, %")
     charts: dict[str, _Points] = {title: defaultdict(list) for title in titles}
     of_ranks, of_hosts, of_gpus = charts.values()
     for attempt in attempts:

@@ -191,7 +191,7 @@ def fetch(action: Any, source: str, destination: Path, limit: int) -> None:
     answer = run(action, f"wc -c < {shlex.quote(source)}{_AS_NUMBER}")
     size = reports.integer()(answer.get("size"))
     if size > limit * _OVERHEAD:
-        raise OSError(f"its size is {size / 2**20:.0f} MiB, the limit is {limit / 2**20:g} MiB")
+        raise OSError(f"its size is {size / 2**20:.0f} MiB; the limit is {limit / 2**20:g} MiB")
     if action._connection.become is None:
         with contextlib.suppress(AnsibleError, OSError), _no_file_above(size):
             action._connection.fetch_file(source, str(destination))

@@ -142,13 +142,13 @@ def explain(
     prefix = "exited with code %d" % returncode
     if found is None or (not found.certain and returncode > 128):
         if full:
-            return DISK, "%s; the disk of %s is full" % (prefix, full)
+            return DISK, "%s; the disk that holds %s is full" % (prefix, full)
         return EXIT, prefix
     prefix += ": " if found.certain else "; its last line: "
     if found.owner not in (tracebacks.SCRIPT, tracebacks.IGNORED):
         prefix += found.owner + ": "
     if full or _NO_SPACE.search(found.error[0]):
-        return DISK, _reason(prefix, found.text, full and "the disk of %s is full" % full)
+        return DISK, _reason(prefix, found.text, full and "the disk that holds %s is full" % full)
     short = _out_of_memory(found.error, held)
     if short:
         return MEMORY, _reason(prefix, found.brief, short)

@@ -190,7 +190,7 @@ def why_kept(rank: records.ListedRank) -> str:
         if rank["phase"] == records.ABSENT:
             return "%s is being started" % rank["task"]
         limit = "jobs are kept for %d minutes" % (RECENT // 60)
-        return "%s %s, %s" % (rank["task"], _last_change(rank), limit)
+        return "%s %s, and %s" % (rank["task"], _last_change(rank), limit)
     return ""
 
 

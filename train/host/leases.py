@@ -196,7 +196,9 @@ def _check_owner(status: os.stat_result) -> None:
     if status.st_uid == os.geteuid() or status.st_mode & stat.S_ISVTX:
         return  # if it is this user's own folder, its mode is corrected later
     if status.st_uid != 0 or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise OSError(errno.EPERM, "without the sticky bit, other users can remove leases from it")
+        raise OSError(
+            errno.EPERM, "it lacks the sticky bit, so other users can remove leases from it"
+        )
 
 
 def _change(folder: str, change: Callable[[int], _Published]) -> _Published:
@@ -219,7 +221,7 @@ def _unusable(path: str, error: OSError) -> str:
     text = "%s cannot be used: %s" % (path, error.strerror or error)
     with contextlib.suppress(OSError):
         found = os.stat(path, follow_symlinks=False)
-        text += " (of user %s, mode %o)" % (user_name(found.st_uid), stat.S_IMODE(found.st_mode))
+        text += " (owned by %s, mode %o)" % (user_name(found.st_uid), stat.S_IMODE(found.st_mode))
     return text + ": remove that path, or choose another train_job_lease_dir"
 
 

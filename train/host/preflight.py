@@ -82,8 +82,8 @@ def check_space(root: str, min_free_mb: int) -> List[str]:
     free_mb = shutil.disk_usage(parent).free // 2**20
     if free_mb < min_free_mb:
         return [
-            f"{parent} has {free_mb} MiB free, the limit is {min_free_mb} MiB "
-            "(train_job_min_free_mb): free up space, or choose another train_job_root"
+            f"{parent} has {free_mb} MiB free, but at least {min_free_mb} MiB are "
+            "required (train_job_min_free_mb): free up space, or choose another train_job_root"
         ]
     return []
 

@@ -59,7 +59,7 @@ def _numbers(name: str, value: Any) -> Dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError("%s is not an object of numbers" % name)
     if len(value) > MAX_METRICS:
-        raise ValueError("%s has %d entries, the limit is %d" % (name, len(value), MAX_METRICS))
+        raise ValueError("%s has %d entries; the limit is %d" % (name, len(value), MAX_METRICS))
     names = {clean(key, MAX_NAME): number for key, number in value.items() if number is not None}
     return {key: _number("%s.%s" % (name, key), number) for key, number in names.items()}
 
@@ -109,7 +109,7 @@ def read_progress(text: str) -> Tuple[List[Progress], List[Tuple[int, str]]]:
             continue
         try:
             if len(line) > MAX_LINE:
-                raise ValueError("it has %d characters, the limit is %d" % (len(line), MAX_LINE))
+                raise ValueError("it has %d characters; the limit is %d" % (len(line), MAX_LINE))
             found.append(check_progress(json.loads(line, parse_constant=str)))
         except json.JSONDecodeError:
             wrong.append((place, "it is not valid JSON"))

@@ -283,7 +283,7 @@ class Supervisor:
             outcome = (*outcome[:2], reason)
             if hung and ends.disk_full(self.rank_dir):
                 # It waits to write, which its log cannot show.
-                reason = "%s; the disk of %s is full" % (reason, self.rank_dir)
+                reason = "%s; the disk that holds %s is full" % (reason, self.rank_dir)
                 outcome = (records.FAILED, ends.DISK, reason)
         self._finish(outcome or self._own_end(worker.returncode), worker.returncode)
 

@@ -102,7 +102,7 @@ def read_tf_config(environ: Mapping[str, str]) -> Cluster:
     addresses = {job: cluster[job] for job in JOBS if cluster.get(job)}
     if len(addresses.get("chief", [])) > 1:
         count = len(addresses["chief"])
-        raise ConfigError(f"TF_CONFIG: cluster has {count} chiefs, the limit is 1")
+        raise ConfigError(f"TF_CONFIG: cluster has {count} chiefs; the limit is 1")
     missing = [job for job in JOBS if job not in addresses]
     if "ps" in addresses and missing:
         why = f"no {missing[0]}: they need a chief and at least one worker"

@@ -101,7 +101,7 @@ class Collective:
         """Return the texts of all ranks, of up to TEXT_LIMIT bytes and without NUL."""
         data = own.encode()
         if len(data) > TEXT_LIMIT:
-            raise ValueError(f"{len(data)} bytes for all ranks, the limit is {TEXT_LIMIT}")
+            raise ValueError(f"{len(data)} bytes for all ranks; the limit is {TEXT_LIMIT}")
         rows = self.gather(list(data.ljust(TEXT_LIMIT, b"\0")))
         return [row.astype(np.uint8).tobytes().rstrip(b"\0").decode() for row in rows]
 

@@ -222,7 +222,7 @@ class Search:
         elif shared:
             note(
                 f"{self.cluster.task}: not keeping a copy of the checkpoints, because the "
-                "checkpoint folder is the chief's",
+                "checkpoint folder is shared with the chief",
                 sys.stdout,
             )
         return shared

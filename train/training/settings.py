@@ -145,8 +145,8 @@ class Settings:
     """The options of a run, which must be the same for all ranks of a gang."""
 
     data: str = one_of(
-        f"the examples: {', '.join(data.NAMES)}, tfds:NAME of TensorFlow Datasets, or FILE.py with "
-        "build_dataset()",
+        f"the examples: {', '.join(data.NAMES)}, tfds:NAME from TensorFlow Datasets, or FILE.py "
+        "with build_dataset()",
         (*data.NAMES, "tfds:NAME"),
         pattern=r"tfds:[A-Za-z0-9_./:*-]+",
     )
@@ -229,7 +229,7 @@ class Settings:
         str,
     )
     seed: int = whole(
-        "seed of the initial weights, the order of examples and all other randomness", 0, MAX_SEED
+        "seed for the initial weights, the order of examples and all other randomness", 0, MAX_SEED
     )
     patience: int = whole(
         "stop early after this many evaluations without a lower test loss, and keep the "
@@ -489,6 +489,6 @@ def check(settings: Settings, environ: Mapping[str, str]) -> Cluster:
     if not math.isfinite(settings.scaled_rate) or settings.scaled_rate > 1e6:
         raise ConfigError(
             f"--learning-rate {settings.learning_rate} scaled by --batch-size over "
-            f"--base-batch-size is {settings.scaled_rate:g}, the limit is 1e6"
+            f"--base-batch-size is {settings.scaled_rate:g}; the limit is 1e6"
         )
     return cluster

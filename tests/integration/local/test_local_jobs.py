@@ -151,7 +151,7 @@ def test_what_each_host_lacks_is_named_before_anything_starts(local_lab: Labs) -
     for message in (
         "worker0: train_job_port is 70000, expected 1 to 65535",
         "playbooks/setup.yml --tags tensorflow` to install TensorFlow",
-        "the limit is 1000000000 MiB (train_job_min_free_mb)",
+        "at least 1000000000 MiB are required (train_job_min_free_mb)",
         f"worker3: port {port} is in use by pid {os.getpid()}",
     ):
         assert message in run.result["message"]

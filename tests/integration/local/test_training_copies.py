@@ -94,7 +94,7 @@ def test_a_folder_that_the_ranks_share_is_read_and_written_by_the_chief(
         assert "warning: ignoring ../shared/ckpt-88.npz: " in rank.said()
         assert f"worker-{index}: resumed at step 80\n" in rank.said()
         assert rank.weights() == whole[0].weights()
-    assert "because the checkpoint folder is the chief's\n" in again[1].said()
+    assert "because the checkpoint folder is shared with the chief\n" in again[1].said()
     assert sorted(path.name for path in folder.iterdir()) == [f"ckpt-{step}.npz" for step in LAST]
 
 

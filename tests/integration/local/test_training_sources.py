@@ -165,7 +165,7 @@ def test_missing_files_say_where_and_how_to_get_them(tmp_path: Path) -> None:
     own, package = tmp_path / "own", tmp_path / "package"
     published.DEBIAN_FOLDERS["fashion-mnist"] = package
     fashion, mnist = refusal("fashion-mnist", own), refusal("mnist", own)
-    assert f"not in {own} nor in {package}; install Debian's package" in fashion
+    assert f"not in {own} or {package}; install Debian's package" in fashion
     assert "dataset-fashion-mnist, or download them from http" in fashion
     assert f"not in {own}; download them from https://" in mnist
     assert mnist.endswith("or add --download")
@@ -388,8 +388,12 @@ def test_own_arrays_that_do_not_fit_are_refused() -> None:
         (good, (x, y - 1), "label -1 is not one of the classes"),
         ((x * np.nan, y), good, "own.py: train: the features contain NaN or infinity"),
         ((np.array(["a", "b"]), y), good, "the features have the type <U1, expected numbers"),
-        ((x[:, 0], y), good, "features must be [n, ...]; reshape [n] to [n, 1]"),
-        ((x, np.eye(4, dtype=int)), good, "classes must be [n] or [n, 1], not [4, 4]"),
+        ((x[:, 0], y), good, "features must have the shape [n, ...]; reshape [n] to [n, 1]"),
+        (
+            (x, np.eye(4, dtype=int)),
+            good,
+            "class labels must have the shape [n] or [n, 1], not [4, 4]",
+        ),
         (x, good, "own.py: train must be a pair (features, labels), a tf.data.Dataset or a Spl"),
         (
             numbers(6).repeat(),

@@ -86,7 +86,7 @@ def test_a_full_disk(ssh_lab: Labs, testbed: Testbed) -> None:
     faults.host_variables(lab, "worker1", train_job_root=root, train_job_min_free_mb=1)
     check(
         *(lab, testbed, "full", ["worker-1"], "disk"),
-        f"the disk of {root}/jobs/full/worker-1 is full",
+        f"the disk that holds {root}/jobs/full/worker-1 is full",
         "what to do: free up space on that disk",
         arguments=["--steps", "900"],
         fault=faults.full_disk(testbed, host),

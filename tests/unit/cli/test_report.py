@@ -48,7 +48,7 @@ def test_a_failed_job_is_shown_with_its_root_cause_and_log(folder: Path) -> None
     assert phases == ["loading", "training", "failed"]
     for title, name, value in (
         ("Cores used by each rank", "worker-0", 1.5),
-        ("Busy cores of a rank's host, %", "worker-0", 50.0),
+        ("Busy cores of each rank's host, %", "worker-0", 50.0),
         ("Busy GPUs, %", "worker-0, GPU 1", 80),
     ):
         trace = charts[title]["traces"][0]

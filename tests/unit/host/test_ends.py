@@ -42,7 +42,7 @@ NOT_FOUND = "Exception: URL fetch failure on https://a.org/b.npz: 404 -- Not Fou
         (1, "x\nKeyError: 'a'\n", NONE, "", ends.EXIT, "exited with code 1: KeyError: 'a'"),
         (3, "", NONE, "", ends.EXIT, "exited with code 3"),
         (1, "OSError: [Errno 28] No space left on device: 'x'", NONE, "", ends.DISK, "Errno 28"),
-        (1, "", NONE, "/data", ends.DISK, "exited with code 1; the disk of /data is full"),
+        (1, "", NONE, "/data", ends.DISK, "exited with code 1; the disk that holds /data is full"),
         (
             1,
             "MemoryError: Unable to allocate 4 GiB",

@@ -41,7 +41,7 @@ from train.host import calls, leases, preflight, records
 GPU = {"gpu/GPU-a": "GPU 0"}
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can be several users")
 ANNA, MALLORY = 12_001, 65_534
-UNSTICKY = "without the sticky bit, other users can remove leases from it"
+UNSTICKY = "it lacks the sticky bit, so other users can remove leases from it"
 REMEDY = "remove that path, or choose another train_job_lease_dir"
 FORK = multiprocessing.get_context("fork")
 
@@ -460,7 +460,7 @@ def test_a_folder_that_cannot_be_used(folder: Path, monkeypatch: pytest.MonkeyPa
     request = {"folder": str(folder), "resources": PORT, "holder": list(holder("a"))}
     target = folder.parent / "target"
     target.mkdir()
-    expected = rf"^{folder} cannot be used: .* \(of user {leases.user_name(os.getuid())},"
+    expected = rf"^{folder} cannot be used: .* \(owned by {leases.user_name(os.getuid())},"
     for make in (folder.touch, partial(folder.symlink_to, target), partial(os.mkfifo, folder)):
         make()
         with pytest.raises(leases.LeaseError, match=expected):
@@ -577,7 +577,7 @@ def test_what_another_user_writes(folder: Path, supervisor: Starter, who: int) -
             mode = modes[number // 2]
             closed = mode == 0o700 and who != 0
             why = "Permission denied" if closed else UNSTICKY
-            why += f" (of user nobody, mode {mode:o})"
+            why += f" (owned by nobody, mode {mode:o})"
             assert problem == f"{folder} cannot be used: {why}: {REMEDY}"
             assert late.confirms(folder, holder("late", 2.0), free) is None
         late.ask("release")
@@ -608,7 +608,7 @@ def test_a_folder_in_which_others_can_remove_leases(
         assert problem is None
         assert jobs(folder) == ["a"]
     else:
-        why = f"{UNSTICKY} (of user {leases.user_name(owner)}, mode {mode:o})"
+        why = f"{UNSTICKY} (owned by {leases.user_name(owner)}, mode {mode:o})"
         if not mode & 0o005:
             why = why.replace(UNSTICKY, "Permission denied")
         assert problem == f"{folder} cannot be used: {why}: {REMEDY}"

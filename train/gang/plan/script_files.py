@@ -202,7 +202,7 @@ def code_files(
         largest = ", ".join(f"{n} ({size / 2**20:.0f} MiB)" for n, size in sizes.most_common(3))
         what = f"{folder} with the included files" if include else f"{folder}"
         raise UserError(
-            f"the size of {what} is {total_mb:.0f} MiB, the limit is {limit_mb:g} MiB "
+            f"the size of {what} is {total_mb:.0f} MiB; the limit is {limit_mb:g} MiB "
             f"(train_job_code_limit_mb); largest: {largest}. List unneeded files in "
             f"{folder / IGNORE_FILE}"
         )

@@ -247,7 +247,7 @@ def why_not_again(failure: Failure, before: Failure | None, restarts: int, most:
         where = f"step {failure.step}" if failure.step is not None else "the start"
         return f"it failed the same way twice at {where}"
     if restarts >= most:
-        return f"it was restarted {restarts} times, the limit is {most} (train_job_max_restarts)"
+        return f"it was restarted {restarts} times; the limit is {most} (train_job_max_restarts)"
     return ""
 
 

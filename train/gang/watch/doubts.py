@@ -215,7 +215,7 @@ def _with_an_error(training: Sequence[View]) -> Iterator[str]:
         if text:
             yield (
                 f"the log of {_named(views)} ends with an error, although the exit code was "
-                f"0: {text}; let the script raise it if it matters"
+                f"0: {text}; if the error matters, let the script raise it"
             )
 
 

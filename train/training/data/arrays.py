@@ -128,7 +128,7 @@ def _arrays(what: str, value: Any) -> tuple[Any, Any]:
     if len(features) != len(labels):
         raise DataError(f"{what}: {len(features)} features, but {len(labels)} labels")
     if features.ndim == 1:
-        raise DataError(f"{what}: features must be [n, ...]; reshape [n] to [n, 1]")
+        raise DataError(f"{what}: features must have the shape [n, ...]; reshape [n] to [n, 1]")
     if features.dtype == np.uint8 and features.ndim == 3:
         features = features[..., np.newaxis]
     if features.dtype != np.uint8:
@@ -138,7 +138,9 @@ def _arrays(what: str, value: Any) -> tuple[Any, Any]:
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim != 1:
-        raise DataError(f"{what}: classes must be [n] or [n, 1], not {list(labels.shape)}")
+        raise DataError(
+            f"{what}: class labels must have the shape [n] or [n, 1], not {list(labels.shape)}"
+        )
     return features, labels.astype(np.int64, copy=False)
 
 

@@ -138,8 +138,8 @@ def _find_idx(name: str, folder: Path, download: bool) -> list[Path]:
     if not download:
         package = "install Debian's package dataset-fashion-mnist, or " if packaged else ""
         raise DataError(
-            f"{name}: {FILES[0]} (or .gz) and the three other files of the data set are not in "
-            f"{' nor in '.join(map(str, places))}; {package}download them from "
+            f"{name}: {FILES[0]} (or .gz) and the other three files of the data set are not in "
+            f"{' or '.join(map(str, places))}; {package}download them from "
             f"{PUBLISHED[name][0].address}, or add --download"
         )
     for published in PUBLISHED[name]:

@@ -71,7 +71,7 @@ def test_scripts_that_cannot_be_staged(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(UserError, match="move the script to its own directory"):
         script_files.find_script(str(folder / "a.py"))
     (folder / "big.bin").write_bytes(b"0" * 2**21)
-    with pytest.raises(UserError, match=r"is 2 MiB, the limit is 1 MiB .*big.bin"):
+    with pytest.raises(UserError, match=r"is 2 MiB; the limit is 1 MiB .*big.bin"):
         script_files.code_files(folder, limit_mb=1)
 
 
@@ -117,7 +117,7 @@ def test_files_that_cannot_be_included(tmp_path: Path, monkeypatch: pytest.Monke
     for name, message in [
         ("main.py", f"main.py: the script's folder {folder} already has an entry with that name"),
         ("empty", "contains no files to copy"),
-        ("big.bin", "with the included files is 2 MiB, the limit is 1 MiB"),
+        ("big.bin", "with the included files is 2 MiB; the limit is 1 MiB"),
     ]:
         with pytest.raises(UserError, match=re.escape(message)):
             script_files.code_files(folder, script_files.find_includes(f"~/{name}"), limit_mb=1)

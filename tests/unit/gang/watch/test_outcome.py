@@ -665,4 +665,4 @@ def test_what_comes_from_outside_may_hit_the_same_step_twice() -> None:
 
 def test_the_limit_is_told() -> None:
     told = why_not_again(ended(ends.SIGNAL, -9), None, 3, 3)
-    assert told == "it was restarted 3 times, the limit is 3 (train_job_max_restarts)"
+    assert told == "it was restarted 3 times; the limit is 3 (train_job_max_restarts)"
