@@ -121,7 +121,7 @@ def test_an_error_of_a_watch_leaves_the_job_alone(error: Exception, said: str) -
         assert ended["msg"].startswith(f"{said}; the job itself is not affected: attach again with")
         assert "night`" in ended["msg"]
     assert action.act({"run_dir": "/tmp/my logs"}, VARIABLES)["msg"].endswith(
-        ": attach to it again"
+        ": attach to the job again"
     )
 
 

@@ -32,7 +32,10 @@ def test_of_many_malformed_jobs_three_are_named() -> None:
     found: Any = job_lists.jobs(play, ARGS)
     assert [job["job"] for job in found["jobs"]] == ["night"]
     assert len(found["warnings"]) == 3
-    assert all(line.startswith("node-0: ignored: job 'job-") for line in found["warnings"])
+    assert all(
+        line.startswith("ignoring an entry in the job list of node-0: job 'job-")
+        for line in found["warnings"]
+    )
 
 
 def test_old_jobs_are_removed_from_the_hosts_that_have_them(tmp_path: Path) -> None:
@@ -44,7 +47,7 @@ def test_old_jobs_are_removed_from_the_hosts_that_have_them(tmp_path: Path) -> N
     for limits in ({"older_than": "2d"}, {"older_than": "", "keep": "1"}):
         found: Any = job_lists.choose_old(play, {**ARGS, **limits})
         assert found == {"warnings": [], "remove": {"node-0": ["old"]}, "kept": []}
-    with pytest.raises(ValueError, match="is not an age"):
+    with pytest.raises(ValueError, match="is not a valid age"):
         job_lists.choose_old(play, {**ARGS, "older_than": "2 days"})
 
 

@@ -45,7 +45,7 @@ def test_a_spare_takes_over_and_the_lost_host_is_explained_once() -> None:
 
 
 def test_the_refusal_leaves_the_reason_to_the_hosts_own_failure() -> None:
-    with pytest.raises(UserError, match=r"^node-0: unreachable: 1 of 2 workers are left"):
+    with pytest.raises(UserError, match=r"^node-0: unreachable: the job has 1 of 2 workers left"):
         choose({"node-0": AWAY, "node-2": AWAY})
 
 
@@ -93,4 +93,6 @@ def test_a_later_attempt_leaves_out_a_host_that_is_not_fine_and_keeps_its_order(
 def test_one_machine_under_two_names_is_a_warning() -> None:
     chosen = choose({"node-1": {"host": {**FACTS, "machine": "node-0"}}})
     (warning,) = chosen["warnings"]
-    assert warning.startswith("node-0 and node-1 are the same machine under 2 names")
+    assert warning.startswith(
+        "node-0 and node-1 connect to the same machine at different addresses"
+    )

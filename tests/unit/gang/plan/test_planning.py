@@ -152,7 +152,7 @@ def test_gpus_that_are_not_used_are_a_warning(plans: Plans) -> None:
     gpu = {"index": 0, "uuid": "GPU-1", "instances": []}
     plans.checks["node-1"]["host"] = facts("node-1", gpus=[gpu], gpus_wanted="none")
     (warning,) = plans.plan()["warnings"]
-    assert warning.startswith("node-1 train on the CPU although GPUs are available")
+    assert warning.startswith("the GPUs of node-1 are not used, because train_job_gpus is none")
 
 
 def test_a_notification_names_what_ended_the_attempt_before(

@@ -48,8 +48,8 @@ def test_a_value_gets_the_type_of_its_variable(kind: str, value: Any, expected: 
         ("float", "nan", "a number"),
         ("float", float("inf"), "a number"),
         ("bool", "2", "true or false"),
-        ("str", False, "a text"),
-        ("str", None, "a text"),
+        ("str", False, "a string"),
+        ("str", None, "a string"),
         ("path", ["/data"], "a path"),
         ("list", ["a", 1], "a list"),
         ("dict", [], "a dictionary"),
@@ -86,7 +86,7 @@ def test_the_script_gets_numbers_as_they_were_written() -> None:
         ({"a": 1}, "a dictionary"),
         (b"x", "binary data"),
         ({1}, "a set"),
-        ("a\0b", "text with a NUL character"),
+        ("a\0b", "a string with a NUL character"),
     ],
 )
 def test_a_value_without_a_text_is_refused_with_its_type(value: Any, kind: str) -> None:
@@ -98,10 +98,10 @@ def test_a_value_without_a_text_is_refused_with_its_type(value: Any, kind: str) 
     ("value", "shown"),
     [
         (None, "null"),
-        ("höher", 'a text, "höher"'),
+        ("höher", 'a string, "höher"'),
         (True, "a boolean, true"),
         (datetime.date(2026, 1, 2), 'a date, "2026-01-02"'),
-        ("x" * 100, f'a text, "{"x" * 59}...'),
+        ("x" * 100, f'a string, "{"x" * 59}...'),
         ({1: {2}}, "a dictionary, "),
     ],
 )
