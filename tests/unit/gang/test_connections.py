@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from train.gang import connections
 from train.gang.connections import Play
 
 
@@ -23,3 +28,21 @@ def test_hosts_that_are_reached_in_the_same_way_share_a_machine() -> None:
     together = {tuple(names) for names in Play.neighbours(play).values()}
     assert together == {("a", "b", "10.0.0.1"), ("c",), ("d",), ("here", "here-too")}
     assert all(host in names for host, names in Play.neighbours(play).items())
+
+
+def test_more_than_was_said_fills_no_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    answers = iter([{"size": 10}, {"data": base64.b64encode(b"0123456789").decode()}])
+    monkeypatch.setattr(connections, "run", lambda *_: next(answers))
+    reached = []
+
+    def fetch_file(source: str, destination: str) -> None:
+        with open(destination, "wb", buffering=0) as stream:
+            for _ in range(100):
+                stream.write(bytes(1 << 20))
+                reached.append(stream.tell())
+
+    archive = tmp_path / "results.tar.gz"
+    action = SimpleNamespace(_connection=SimpleNamespace(become=None, fetch_file=fetch_file))
+    connections.fetch(action, "/there", archive, 1 << 30)
+    assert max(reached) <= 64 << 20
+    assert archive.read_bytes() == b"0123456789"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.job_folders import DAY, lay_out, write_manifest
+from tests.unit.gang.hostile import LISTED
 from train.gang import listing
 from train.gang.errors import UserError
 from train.gang.job_records import MergedJob
@@ -165,3 +166,9 @@ def test_a_host_that_reports_nothing_may_be_one_of_another_name(tmp_path: Path) 
     old, kept = listing.choose_old(merge(**{"node-a": tmp_path}), ["node-b"], names=names, keep=0)
     assert [job["job"] for job in old] == ["without"]
     assert kept == ["with: node-b did not report, so a rank of the job may still be running"]
+
+
+def test_a_job_without_any_rank_of_its_own_hides_no_other() -> None:
+    odd: Any = {**LISTED, "ranks": [{**LISTED["ranks"][0], "task": "worker-1"}]}
+    (job,) = listing.merge({"node-0": [odd]})
+    assert [rank["task"] for rank in job["ranks"]] == ["worker-1"]

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.support.lab import REPOSITORY
-from train.gang import suitability_check, suitability_rules
+from train.gang import suitability_rules
 from train.gang.suitability_rules import HostFault
 
 HEALTHY: dict[str, Any] = {
@@ -214,21 +214,6 @@ def test_a_host_without_python(os_version: str, roles: list[str], kinds: list[st
     needed = suitability_rules.needs({}, roles)
     found = suitability_rules.without_python("debian", os_version, f"Debian {os_version}", needed)
     assert [fault.kind for fault in found] == kinds
-
-
-@pytest.mark.parametrize(
-    ("run", "skip", "expected"),
-    [
-        (["all"], [], ["tensorflow", "firewall"]),
-        (["firewall"], [], ["firewall"]),
-        (["all"], ["tensorflow"], ["firewall"]),
-        (["tagged"], [], ["tensorflow", "firewall"]),
-        (["all"], ["tagged"], []),
-        (["always"], [], []),
-    ],
-)
-def test_tags_choose_roles(run: list[str], skip: list[str], expected: list[str]) -> None:
-    assert suitability_check.chosen(["tensorflow", "firewall"], run, skip) == expected
 
 
 def test_what_the_lock_needs_is_written_once() -> None:

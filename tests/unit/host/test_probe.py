@@ -40,3 +40,22 @@ def test_what_connections_come_to() -> None:
         }
         found = probe.reach(peers, 2.0)
     assert found == {name: name for name in peers}
+
+
+def test_connections_are_tried_for_real() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        peers = {
+            "worker-0": ("127.0.0.1", server.getsockname()[1]),
+            "worker-1": ("127.0.0.1", bound.getsockname()[1]),
+            "worker-2": ("no.such.host.invalid", 1),
+        }
+        found = probe.reach(peers, 2.0)
+    assert found == {"worker-0": "open", "worker-1": "refused", "worker-2": "unresolvable"}
+
+
+def test_addresses_of_this_host() -> None:
+    assert probe.is_own("127.0.0.1")
+    assert not probe.is_own("192.0.2.7")
+    for address in probe.own_addresses():
+        assert probe.is_own(address)

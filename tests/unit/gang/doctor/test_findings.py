@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from tests.support.lab import REPOSITORY
-from train.gang import reports, suggestions
-from train.gang.doctor import PARTS, examine, findings
+from train.gang import suggestions
+from train.gang.doctor import PARTS, findings
 from train.gang.doctor.doctor_records import Finding
 from train.gang.suitability_rules import HostFault
-from train.host.checkup import _GPU_FIELDS, Checkup
+from train.host.checkup import _GPU_FIELDS
 
 #: The report of train/host/checkup.py about a healthy host, without its name and addresses.
 CHECKUP = REPOSITORY / "tests/data/checkup.json"
@@ -62,18 +62,6 @@ def examined(count: int, rate: float = 940.0, **everywhere: Any) -> Any:
 def bad(found: Any) -> list[tuple[str, str, str]]:
     judged = [(f["severity"], f["what"], f["where"]) for f in findings.judge(found)]
     return [one for one in judged if one[0] != "info"]
-
-
-@pytest.mark.parametrize("count", range(2, 10))
-def test_everyone_meets_everyone_in_disjoint_pairs(count: int) -> None:
-    names = [f"host-{n}" for n in range(count)]
-    peers = examine.rounds(names)
-    for now in zip(*peers.values(), strict=True):
-        met = dict(zip(names, now, strict=True))
-        assert all(peer is None or met[peer] == name for name, peer in met.items())
-    assert len(peers["host-0"]) == (count - 1 if count % 2 == 0 else count)
-    for name in names:
-        assert sorted(filter(None, peers[name])) == [other for other in names if other != name]
 
 
 def test_healthy_hosts_have_no_findings() -> None:
@@ -307,21 +295,6 @@ def test_parts_are_judged_alone() -> None:
     whats = {"hosts": "few-files", "pairs": "port-blocked", "alike": "differs-tensorflow"}
     for part, what in whats.items():
         assert [one[1] for one in bad({**found, "parts": [part]})] == [what]
-
-
-def test_what_a_host_reports_is_checked() -> None:
-    whole = dict.fromkeys(Checkup.__annotations__, "")
-    with pytest.raises(reports.ReportError, match="checkup"):
-        examine._CHECKUP({"checkup": whole})
-    with pytest.raises(reports.ReportError, match="has no checkup"):
-        examine._CHECKUP({})
-    for link in ({"out": "rm -rf"}, {"rtt_ms": -1}, {"mtu": 10**9}, {"sent_mbit": float("nan")}):
-        with pytest.raises(reports.ReportError):
-            examine._LINKS({"links": {"host-1": link}, "listen_error": ""})
-    clean = examine._LINKS(
-        {"links": {"host-1": {"met": "\x1b[31mx", "more": 1}}, "listen_error": ""}
-    )
-    assert clean["links"] == {"host-1": {"met": "x"}}
 
 
 def test_text_of_a_host_is_no_part_of_a_command_or_a_line_of_its_own() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.gang.test_hostile_hosts import FACTS, RANK, a_manifest
+from tests.unit.gang.hostile import FACTS, RANK, a_manifest
 from train.gang.errors import NothingAnsweredError, UserError
 from train.gang.plan import reattach
 

@@ -1,0 +1,98 @@
+"""Which hosts an attempt gets by the results of their checks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.gang.hostile import FACTS
+from tests.unit.gang.made_up_play import a_play
+from train.gang import login_failures
+from train.gang.errors import NothingAnsweredError, UserError
+from train.gang.plan import choosing
+
+AWAY = {"unreachable": True, "msg": login_failures.failure("no-route").text}
+NAMES = ("node-0", "node-1", "node-2")
+
+
+def fine(host: str) -> dict[str, Any]:
+    return {"host": {**FACTS, "machine": host, "address": host}}
+
+
+def choose(results: dict[str, Any], hosts: Any = NAMES, **changed: Any) -> Any:
+    """Choose hosts with the results of their checks; the others are fine."""
+    checks = {name: results.get(name, fine(name)) for name in NAMES}
+    groups = {"chief": [], "worker": ["node-0", "node-1"], "spare": ["node-2"]}
+    args = {"groups": groups, "attempt": 1, "registered": "preflight", "min_workers": 0}
+    return choosing.choose_hosts(a_play(checks, hosts), {**args, **changed})
+
+
+def test_hosts_that_are_fine_are_chosen() -> None:
+    chosen = choose({})
+    assert chosen["hosts"] == ["node-0", "node-1"]
+    assert (chosen["left_out"], chosen["warnings"]) == ({}, [])
+
+
+def test_a_spare_takes_over_and_the_lost_host_is_explained_once() -> None:
+    chosen = choose({"node-0": AWAY})
+    assert chosen["hosts"] == ["node-1", "node-2"]
+    why = f"unreachable: {login_failures.KINDS['no-route'].sentence}"
+    assert chosen["left_out"] == {"node-0": why}
+    assert chosen["warnings"] == [f"node-0 is excluded: {why}"]
+
+
+def test_the_refusal_leaves_the_reason_to_the_hosts_own_failure() -> None:
+    with pytest.raises(UserError, match=r"^node-0: unreachable: the job has 1 of 2 workers left"):
+        choose({"node-0": AWAY, "node-2": AWAY})
+
+
+def test_if_no_host_answers_nothing_was_started() -> None:
+    with pytest.raises(NothingAnsweredError, match="no host answered; nothing was started"):
+        choose(dict.fromkeys(NAMES, AWAY))
+
+
+@pytest.mark.parametrize(
+    ("result", "why"),
+    [
+        ({"failed": True, "msg": "port 12345 is taken\n"}, "node-1: port 12345 is taken"),
+        ({}, "node-1: was not checked"),
+        ({"host": {**FACTS, "cores": "many"}}, "node-1: its report is malformed: cores is not"),
+        ({"msg": "\x1b]0;evil\x07 no"}, "node-1: "),
+    ],
+)
+def test_a_first_attempt_needs_all_hosts_that_answer(result: Any, why: str) -> None:
+    with pytest.raises(UserError) as refused:
+        choose({"node-1": result})
+    assert str(refused.value).startswith(why)
+    assert "\x1b" not in str(refused.value)
+
+
+def test_hosts_that_are_not_in_the_play_are_refused_with_the_remedy() -> None:
+    with pytest.raises(UserError, match=r"^node-1 and node-2: is not in .* without --limit"):
+        choose({}, hosts=["node-0"])
+
+
+def test_a_later_attempt_leaves_out_a_host_that_is_not_fine_and_keeps_its_order(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "night").mkdir()
+    ranks = [{"host": f"node-{n}", "task": f"worker-{1 - n}"} for n in (1, 0)]
+    manifest = {"job": "night", "attempt": 1, "ranks": ranks, "hosts": {}}
+    (tmp_path / "night/manifest.json").write_text(json.dumps(manifest))
+    later = {"attempt": 2, "job": "night", "runs_dir": str(tmp_path), "min_workers": 1}
+    assert choose({}, **later)["hosts"] == ["node-1", "node-0"]
+    full = {"failed": True, "msg": "the disk is full"}
+    chosen = choose({"node-0": full, "node-2": full}, **later)
+    assert chosen["hosts"] == ["node-1"]
+    assert chosen["left_out"] == {"node-0": "the disk is full"}
+
+
+def test_one_machine_under_two_names_is_a_warning() -> None:
+    chosen = choose({"node-1": {"host": {**FACTS, "machine": "node-0"}}})
+    (warning,) = chosen["warnings"]
+    assert warning.startswith(
+        "node-0 and node-1 connect to the same machine at different addresses"
+    )

@@ -1,0 +1,67 @@
+"""The private parts of ansible-core, in this process. A test with plays runs them under several
+versions: tests/integration/local/test_ansible_core.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from ansible import constants
+from ansible.parsing.dataloader import DataLoader
+from ansible.utils import vars as ansible_vars
+
+from train.gang import REPOSITORY, ansible_core
+
+
+def test_options_are_those_of_the_documentation() -> None:
+    options = ansible_core.documented_options(REPOSITORY / "plugins/modules/rank_start.py")
+    assert [*options] == ["python", "rank_dir"]
+    assert options["rank_dir"]["required"] is True
+
+
+def test_a_module_without_options_has_none(tmp_path: Path) -> None:
+    module = tmp_path / "nothing.py"
+    module.write_text('DOCUMENTATION = "module: nothing\\nshort_description: Do nothing"\n')
+    assert ansible_core.documented_options(module) == {}
+
+
+def test_the_place_of_a_value_is_its_line_in_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "hosts.yml"
+    file.write_text("a: 1\nb:\n  c: text\n")
+    loaded: Any = DataLoader().load_from_file(str(file))
+    place = ansible_core.place_of(loaded["b"]["c"])
+    assert place is not None
+    assert (place.path, place.line, place.column) == (str(file), 3, 6)
+    assert ansible_core.place_of("typed here") is None
+
+
+def test_variables_of_the_command_line_win() -> None:
+    manager = SimpleNamespace(extra_vars={"train_job_seed": 1})
+    hostvars = SimpleNamespace(_variable_manager=manager)
+    assert ansible_core.is_extra_variable(hostvars, "train_job_seed")
+    assert not ansible_core.is_extra_variable(hostvars, "train_job_port")
+
+
+def test_the_levels_of_one_variable_are_kept_and_all_others_replaced() -> None:
+    levels: list[dict[str, Any]] = [{"env": {"A": 1}, "x": {"a": 1}}, {"y": 2}]
+    levels += [{"env": {"B": 2}, "x": {"b": 2}}, {"env": None}]
+    found: Any = {}
+    before = constants.DEFAULT_HASH_BEHAVIOUR, ansible_vars.merge_hash
+
+    def loaded() -> Any:
+        """Combine variables as a play does, with values at all levels."""
+        variables: Any = {}
+        for level in levels:
+            variables = ansible_vars.combine_vars(variables, level)
+        return variables
+
+    manager = SimpleNamespace(extra_vars={}, get_vars=lambda **_: loaded())
+    inventory = SimpleNamespace(get_host=lambda host: host)
+    hostvars = SimpleNamespace(_variable_manager=manager, _inventory=inventory)
+    action = SimpleNamespace(_task=SimpleNamespace(get_play=lambda: None))
+    variables, found = ansible_core.levels_of(action, hostvars, "node-1", "env")
+    assert found == [{"A": 1}, {"B": 2}, None]
+    assert variables == {"env": None, "x": {"b": 2}, "y": 2}
+    assert (constants.DEFAULT_HASH_BEHAVIOUR, ansible_vars.merge_hash) == before
