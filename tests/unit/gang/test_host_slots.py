@@ -137,7 +137,7 @@ def test_any_text_is_read_or_refused_by_name(text: str) -> None:
 )
 def test_lists_of_the_command_line(text: str, hosts: list[HostSlots]) -> None:
     assert host_slots.parse_list(text) == hosts
-    # What is passed to Ansible and stored with the job is the same list.
+    # Ansible gets, and the job stores, the same list.
     assert host_slots.parse_list(host_slots.source_of(hosts)) == hosts
 
 
