@@ -1,7 +1,7 @@
 # make train   trains on inventory/local, with two workers on this machine
 # make unit    runs the tests that start no jobs
 # make test    runs the unit tests and the tests of jobs on this machine
-# make hosts   runs the tests with hosts in containers: SSH, the set-up roles, Molecule
+# make hosts   runs the tests with hosts in containers: SSH, Slurm, the set-up roles, Molecule
 # make help    lists the rest
 PYTHON ?= python3
 BIN := .venv/bin
@@ -18,7 +18,7 @@ help:
 	@echo "make setup      set up TensorFlow only (INVENTORY=... for another inventory, SETUP_ARGS='...' for ansible-playbook)"
 	@echo "make unit       run the unit tests: two minutes, no TensorFlow, no Docker engine"
 	@echo "make test       run the unit tests and the tests of jobs on this machine"
-	@echo "make hosts      run the tests with hosts in containers: SSH, the set-up roles, Molecule; needs a Docker engine"
+	@echo "make hosts      run the tests with hosts in containers: SSH, Slurm, the set-up roles, Molecule; needs a Docker engine"
 	@echo "make soak       run the long forms of the tests with random faults: an hour, before a release"
 	@echo "make lint       ansible-lint, yamllint, codespell, ruff, import-linter, mypy, syntax checks"
 	@echo "make bench      compare with two commands typed by hand"
@@ -62,7 +62,7 @@ unit: .venv/dev.stamp
 
 # Hosts of pytest and Molecule run in Docker. Without an engine, pytest reports the skipped tests; in CI, it fails.
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-HOST_TESTS := tests/integration/ssh tests/integration/roles
+HOST_TESTS := tests/integration/ssh tests/integration/roles tests/integration/slurm
 
 test: .venv/dev.stamp
 	$(PYTEST) $(HOST_TESTS:%=--ignore=%) $(ARGS)
@@ -70,14 +70,16 @@ test: .venv/dev.stamp
 hosts: .venv/dev.stamp
 	$(PYTEST) $(HOST_TESTS) $(ARGS)
 
-# The long forms of the randomized tests, and of the test of a control node without a network. They run in one
-# process with their output shown.
+# The long forms of the randomized tests, and of the tests of a control node without a network and of Slurm's time
+# limit. They run in one process with their output shown.
 soak: export SOAK_FAULTS ?= 50
 soak: export SOAK_KILLS ?= 20
 soak: export KILL_POINTS ?= 20
 soak: export CUT_SECONDS ?= 300
+soak: export SLURM_REAL_LIMIT ?= 1
 soak: .venv/dev.stamp
-	$(BIN)/python -m pytest -s tests/integration/ssh/test_faults.py tests/integration/local/test_training_resume.py $(ARGS)
+	$(BIN)/python -m pytest -s tests/integration/ssh/test_faults.py tests/integration/local/test_training_resume.py \
+	  tests/integration/slurm/test_slurm_jobs.py $(ARGS)
 
 # Creates the hosts at the start, and removes them at the end, also after Ctrl-C.
 molecule: .venv/dev.stamp

@@ -39,7 +39,9 @@ def doc(name: str) -> Path:
 METRICS, TRAINING, YOUR_SCRIPT = map(doc, ("metrics", "training", "your-script"))
 #: The pages for users.
 GUIDES = [README, TRAINING, YOUR_SCRIPT]
-GUIDES += map(doc, ("hosts", "jobs", "doctor", "ansible", "gpus", "variables", "supervision"))
+GUIDES += map(
+    doc, ("hosts", "jobs", "doctor", "ansible", "gpus", "variables", "supervision", "slurm")
+)
 ROLES = sorted(path.parent for path in REPOSITORY.glob("roles/*/meta"))
 ROLE_PAGES = [role / "README.md" for role in ROLES]
 PAGES = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md"), *ROLE_PAGES]
@@ -187,6 +189,7 @@ def test_links_lead_somewhere(page: Path) -> None:
         (doc("supervision"), {"drill"}),
         (TRAINING, {"run"}),
         (YOUR_SCRIPT, {"run", "tf-config"}),
+        (doc("slurm"), {"run", "list", "logs"}),
     ],
     ids=lambda value: name_of(value) if isinstance(value, Path) else None,
 )
@@ -195,6 +198,13 @@ def test_the_parser_takes_every_command(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "secrets.yml").write_text("train_job_environment: {API_TOKEN: x}\n")
+    (tmp_path / "nodes").write_text("node-1\nnode-2\n")
+    for name, value in {
+        **{"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node-[1-2]"},
+        **{"PBS_JOBID": "7", "PBS_NODEFILE": str(tmp_path / "nodes")},
+        **{"LSB_JOBID": "7", "LSB_HOSTS": "node-1 node-2"},
+    }.items():
+        monkeypatch.setenv(name, value)
     seen = set()
     for words in commands(page):
         # The installed command is named `train`.

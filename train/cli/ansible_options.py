@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import configparser
 import datetime
+import functools
 import getpass
 import math
 import os
@@ -19,7 +20,9 @@ from typing import Any
 
 import yaml
 
-from train.gang import REPOSITORY
+from train.gang import REPOSITORY, allocations, host_slots
+from train.gang.allocations import Allocation
+from train.gang.errors import UserError
 
 #: Prefix of the names of password files.
 PASSWORD_FILE = "password-"
@@ -196,6 +199,54 @@ _OPTIONS = (
 )
 
 
+class HostSource(str):
+    """A list of hosts as an inventory, the words that a user typed for it, and its allocation."""
+
+    typed: tuple[str, ...]
+    allocation: Allocation | None = None
+
+
+def _hosts(text: str) -> str:
+    """Return a list from ``--hosts`` as an inventory."""
+    try:
+        return host_slots.source_of(host_slots.parse_list(text))
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+@functools.cache  # a pipe can be read only once
+def _hostfile(path: str) -> HostSource:
+    """Return the hosts of a host file as an inventory."""
+    try:
+        source = HostSource(host_slots.source_of(host_slots.read_file(Path(path).expanduser())))
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{path}: {error.strerror}") from None
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    source.typed = ("--hostfile", path)
+    return source
+
+
+class _AllocatedHosts(argparse.Action):
+    """Uses the nodes of the surrounding batch job as an inventory."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        """Read the allocation."""
+        try:
+            allocation = allocations.read(str(self.const), os.environ)
+        except UserError as error:
+            raise argparse.ArgumentError(self, str(error)) from None
+        source = HostSource(host_slots.source_of(allocation.hosts))
+        source.typed, source.allocation = (f"--{self.const}",), allocation
+        setattr(namespace, self.dest, [*(getattr(namespace, self.dest) or ()), source])
+
+
+def allocation_of(inventory: Sequence[str] | None) -> Allocation | None:
+    """Return the allocation that an inventory was made from, or None."""
+    sources = (source for source in inventory or () if isinstance(source, HostSource))
+    return next((source.allocation for source in sources if source.allocation), None)
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ansible-playbook to a parser."""
     parser.add_argument(
@@ -217,9 +268,26 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         dest="inventory",
         metavar="HOST,HOST",
         action="append",
-        type=lambda text: text.rstrip(",") + ",",
-        help="use these hosts as workers instead of an inventory",
+        type=_hosts,
+        help="use these hosts as workers instead of an inventory; HOST:N has N ranks",
     )
+    group.add_argument(
+        "--hostfile",
+        dest="inventory",
+        metavar="FILE",
+        action="append",
+        type=_hostfile,
+        help="use the hosts of a host file of MPI or DeepSpeed; each slot is a rank",
+    )
+    for system, name in zip(allocations.SYSTEMS, ("Slurm", "PBS", "LSF"), strict=True):
+        group.add_argument(
+            f"--{system}",
+            dest="inventory",
+            nargs=0,
+            const=system,
+            action=_AllocatedHosts,
+            help=f"use the nodes of the surrounding {name} job; each task is a rank",
+        )
     for names, metavar, text in _OPTIONS:
         option = names.split()[-1]
         given: dict[str, Any] = {"dest": "ansible", "default": [], "help": text}

@@ -31,7 +31,7 @@ from train.cli.output import Exit, announce, complain, exit_code, noted_interrup
 from train.cli.report import compare_jobs, text_of, write_comparison, write_report
 from train.gang import lines, listing, reports, suggestions
 from train.gang.errors import UserError
-from train.gang.job_records import MergedJob
+from train.gang.job_records import MANIFEST_FILE, MergedJob, read_result
 from train.gang.plan.script_files import WORKER, find_script
 from train.gang.scratch import Scratch
 from train.host import plain_text, records
@@ -40,10 +40,22 @@ from train.host.tensorboard import ADDRESS, start_board
 
 
 def run(args: Namespace, variables: Variables) -> int:
-    """Start a job and follow it."""
+    """Start a job and follow it.
+
+    A job that was started in a Slurm job continues when Slurm has restarted that job.
+    """
     given = {"include": args.include, "inventory": args.inventory, "job": args.job}
     given |= {"module": args.module, "requirements": args.requirements}
     chosen = _with_strict(args, variables)
+    if args.allocation and args.allocation.restarts and args.job:
+        run_dir = run_dir_of(args.job, chosen)
+        result = read_result(run_dir)
+        if result and result["state"] == "completed":
+            complain("run", f"job {args.job} had completed before Slurm restarted this job")
+            return Exit.COMPLETED
+        if (run_dir / MANIFEST_FILE).exists():
+            announce("run", f"restarting job {args.job}, because Slurm has restarted this job")
+            return restart(args, variables)
     return _watch(Job.start(args.script, args.arguments, variables=chosen, **given), args)
 
 

@@ -299,6 +299,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "job" in args:
             args.job = named(args.job or "", variables)
         variables = choose_hosts(args, variables)
+        args.allocation = ansible_options.allocation_of(args.inventory)
+        if args.allocation and args.allocation.system == "slurm":
+            # Needed for the connection plugin srun outside of the Slurm job.
+            variables = {"ansible_srun_job_id": args.allocation.job, **variables}
         args.inventory = ansible_options.read_options(args, encrypted)
         variables = with_runs_dir(args.inventory, variables)
         return int(args.handler(args, variables))

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from train.cli import ansible_options, inventories
-from train.cli.ansible_options import AnsibleOptions, Variables
+from train.cli.ansible_options import AnsibleOptions, HostSource, Variables
 from train.gang import suggestions
 from train.gang.suggestions import Call
 
@@ -32,7 +32,8 @@ def note_typed(words: Sequence[str]) -> None:
         f"--{name.replace('_', '-')}" for name in inventories.QUESTIONS.values() if vars(args)[name]
     ]
     options += suggestions.carried(args.variables)
-    typed = (*_sources(args.inventory or ()), *options)
+    typed = (*_typed(args.inventory or ()), *options)
+    reaching = (*_sources(args.inventory or ()), *options)
     default = ansible_options.default_origin() == "TRAIN_INVENTORY" and not args.inventory
     found = _sources(ansible_options.default_inventory()) if default else []
     suggestions.note(
@@ -40,7 +41,7 @@ def note_typed(words: Sequence[str]) -> None:
             suggestions.train_program(),
             suggestions.playbook_program(),
             typed=typed,
-            reaching=(*found, *typed),
+            reaching=(*found, *reaching),
         )
     )
 
@@ -61,6 +62,18 @@ def call_of(options: AnsibleOptions, variables: Variables) -> Call:
     words = (*_sources(() if is_default else options.inventory), *options.words)
     words += tuple(suggestions.variable_words(variables))
     return Call(suggestions.train_program(), suggestions.playbook_program(), words, words)
+
+
+def _typed(inventory: Sequence[str]) -> list[str]:
+    """Return the options for an inventory, and for a host file the one that names the file."""
+    words: list[str] = []
+    for source in inventory:
+        if isinstance(source, HostSource):
+            option, *paths = source.typed
+            words += [option, *(paths if suggestions.is_here() else map(suggestions.shown, paths))]
+        else:
+            words += _sources([source])
+    return words
 
 
 def _sources(inventory: Sequence[str]) -> list[str]:

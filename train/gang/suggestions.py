@@ -28,6 +28,7 @@ CONNECTION_VARIABLES = (
     *("ansible_user", "ansible_port", "ansible_connection", "ansible_python_interpreter"),
     *("ansible_ssh_private_key_file", "ansible_private_key_file", "ansible_ssh_common_args"),
     *("ansible_ssh_extra_args", "ansible_become_user", "ansible_become_method"),
+    "ansible_srun_job_id",
 )
 _PLACES = ("train_job_root", "train_job_runs_dir", "train_job_lease_dir", "train_job_python")
 #: The collection's playbooks by command, for a collection that was installed without the command
@@ -301,7 +302,7 @@ def shown(source: str) -> str:
 
 def is_installed() -> bool:
     """Return whether this is an installed collection or package instead of a clone."""
-    return REPOSITORY.parents[1].name == "ansible_collections"
+    return REPOSITORY.parent.parent.name == "ansible_collections"
 
 
 def is_here() -> bool:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 
 #: Seconds in which a rank that was asked to end must finish its step and save a checkpoint. The
 #: launcher kills it after ``train_job_grace``, 10 s by default.
 SAVE_WITHIN_S = 8.0
+#: Seconds within which several SIGTERM count as one. Slurm sends it to all processes of a job, and
+#: the supervisor then sends it to its script again.
+_TOGETHER_S = 2.0
 
 
 class Signals:
@@ -16,9 +20,9 @@ class Signals:
 
     Create it in the main thread, after the strategy, which takes SIGTERM for itself.
 
-    SIGINT and a second SIGTERM end the process at once. So does the first SIGTERM while ``saves``
-    is False. Otherwise it only sets ``asked``, and the process ends after SAVE_WITHIN_S at the
-    latest: a rank that waits for a lost one never gets to its checkpoint.
+    SIGINT and a later second SIGTERM end the process at once. So does the first SIGTERM while
+    ``saves`` is False. Otherwise it only sets ``asked``, and the process ends after SAVE_WITHIN_S
+    at the latest: a rank that waits for a lost one never gets to its checkpoint.
     """
 
     def __init__(self) -> None:
@@ -36,10 +40,14 @@ class Signals:
         threading.Thread(target=self._watch, name="signals", daemon=True).start()
 
     def _watch(self) -> None:
+        asked_at = 0.0
         while True:
             number = os.read(self._reader, 1)[0]
+            since = time.monotonic() - asked_at
+            if number == signal.SIGTERM and self.asked and since < _TOGETHER_S:
+                continue
             if number == signal.SIGTERM and self.saves and not self.asked:
-                self.asked = True
+                self.asked, asked_at = True, time.monotonic()
                 timer = threading.Timer(SAVE_WITHIN_S, os._exit, [128 + number])
                 timer.daemon = True
                 timer.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import itertools
+import json
 import shlex
 import tomllib
 from pathlib import Path
@@ -12,9 +13,10 @@ from typing import Any
 import pytest
 
 from tests.support.lab import REPOSITORY
-from train.cli import ansible_options
+from train.cli import ansible_options, commands, suggesting
 from train.cli.ansible_options import parse_variables
 from train.cli.main import build_parser, main
+from train.gang import suggestions
 
 
 def ended(words: list[str]) -> Any:
@@ -80,6 +82,30 @@ def test_the_version_is_the_projects(capsys: pytest.CaptureFixture[str]) -> None
 def test_hosts_can_stand_on_the_command_line() -> None:
     args = build_parser().parse_args(["run", "--hosts", "node-1,node-2", "--hosts=node-3"])
     assert args.inventory == ["node-1,node-2,", "node-3,"]
+    args = build_parser().parse_args(["status", "--hosts", "node-1:2,2001:db8::1,me@node-3"])
+    assert args.inventory == ["node-1 slots=2,2001:db8::1 slots=1,node-3 slots=1 user=me,"]
+
+
+def test_a_host_file_replaces_the_inventory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suggestions, "_noted", [])
+    hostfile = tmp_path / "lab hosts"
+    hostfile.write_text("# the lab\nnode-1 slots=2\n\nnode-2\n")
+    words = ["list", "--hostfile", str(hostfile), "-u", "train"]
+    args = build_parser().parse_args(words)
+    assert args.inventory == ["node-1 slots=2,node-2 slots=1,"]
+    suggesting.note_typed(words)
+    quoted = shlex.quote(str(hostfile))
+    assert suggestions.command("list").endswith(f"list --hostfile {quoted} --user=train")
+    call = suggestions.current()
+    assert call.reaching == ("-i", "node-1 slots=2,node-2 slots=1,", "--user=train")
+
+    (tmp_path / "wrong").write_text("node-1 slots=2\nnode-2 slot=two\n")
+    assert ended(["run", "--hostfile", str(tmp_path / "wrong")]) == 2
+    assert f"{tmp_path / 'wrong'}, line 2: slots is 'two'" in capsys.readouterr().err
+    assert ended(["run", "--hostfile", str(tmp_path / "none")]) == 2
+    assert "No such file or directory" in capsys.readouterr().err
 
 
 def options(*words: str) -> ansible_options.AnsibleOptions:
@@ -132,3 +158,64 @@ def test_ansible_itself_reads_what_it_has_to_decrypt(tmp_path: Path) -> None:
     assert given.words == (f"--extra-vars=@{whole}",)
     with pytest.raises(ValueError, match="!vault are supported only in a file"):
         parse_variables(["{a: !vault x}"])
+
+
+ALLOCATION = {
+    **{"SLURM_JOB_ID": "626", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NTASKS": "3"},
+    "SLURM_TASKS_PER_NODE": "2,1",
+}
+
+
+def test_the_nodes_of_a_batch_job_replace_the_inventory(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(suggestions, "_noted", [])
+    monkeypatch.setenv("PATH", str(tmp_path))  # without scontrol
+    for name in ALLOCATION:
+        monkeypatch.delenv(name, raising=False)
+    assert ended(["run", "--slurm"]) == 2
+    assert "SLURM_JOB_ID is not set, so this is not a batch job of Slurm" in capsys.readouterr().err
+    for name, value in ALLOCATION.items():
+        monkeypatch.setenv(name, value)
+    args = build_parser().parse_args(["list", "--slurm", "-c", "srun"])
+    assert args.inventory == ["n1 slots=2 port=20016,n2 slots=1 port=20016,"]
+    suggesting.note_typed(["list", "--slurm", "-c", "srun"])
+    assert suggestions.command("list").endswith("list --slurm --connection=srun")
+    assert suggestions.current().reaching[1] == args.inventory[0]
+
+
+@pytest.mark.parametrize(
+    ("restarts", "state", "begun"),
+    [
+        ("0", "stopped", "start"),
+        ("1", "stopped", "restart"),
+        ("1", None, "restart"),  # the node failed, and nothing wrote a result
+        ("1", "completed", ""),
+        ("1", "unknown", "start"),  # it was refused before there was a job
+    ],
+)
+def test_a_job_that_slurm_has_restarted_continues(
+    restarts: str, state: str | None, begun: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name, value in {**ALLOCATION, "SLURM_RESTART_COUNT": restarts}.items():
+        monkeypatch.setenv(name, value)
+    run_dir = tmp_path / "runs/mine"
+    run_dir.mkdir(parents=True)
+    if state != "unknown":
+        (run_dir / "manifest.json").write_text("{}")
+    if state and state != "unknown":
+        (run_dir / "result.json").write_text(json.dumps({"state": state}))
+    called: list[tuple[str, Any]] = []
+
+    def note(name: str) -> Any:
+        return lambda *words, **given: called.append((name, given["variables"]))
+
+    monkeypatch.setattr(commands.Job, "start", note("start"))
+    monkeypatch.setattr(commands.Job, "restart", note("restart"))
+    monkeypatch.setattr(commands, "_watch", lambda job, args: 0)
+    words = ["run", "--slurm", "--job", "mine", "-e", f"train_job_runs_dir={tmp_path / 'runs'}"]
+    assert ended(words) == 0
+    assert [name for name, _ in called] == ([begun] if begun else [])
+    # Commands outside of the Slurm job need its id for job steps.
+    assert all(variables["ansible_srun_job_id"] == "626" for _, variables in called)
