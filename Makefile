@@ -62,7 +62,7 @@ unit: .venv/dev.stamp
 
 # Hosts of pytest and Molecule run in Docker. Without an engine, pytest reports the skipped tests; in CI, it fails.
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-HOST_TESTS := tests/integration/ssh tests/integration/roles tests/integration/slurm
+HOST_TESTS := $(addprefix tests/integration/, ssh roles slurm cloud)
 
 test: .venv/dev.stamp
 	$(PYTEST) $(HOST_TESTS:%=--ignore=%) $(ARGS)

@@ -39,9 +39,8 @@ def doc(name: str) -> Path:
 METRICS, TRAINING, YOUR_SCRIPT = map(doc, ("metrics", "training", "your-script"))
 #: The pages for users.
 GUIDES = [README, TRAINING, YOUR_SCRIPT]
-GUIDES += map(
-    doc, ("hosts", "jobs", "doctor", "ansible", "gpus", "variables", "supervision", "slurm")
-)
+GUIDES += map(doc, ("hosts", "cloud", "slurm", "jobs", "doctor", "ansible", "gpus", "variables"))
+GUIDES.append(doc("supervision"))
 ROLES = sorted(path.parent for path in REPOSITORY.glob("roles/*/meta"))
 ROLE_PAGES = [role / "README.md" for role in ROLES]
 PAGES = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md"), *ROLE_PAGES]
@@ -182,6 +181,7 @@ def test_links_lead_somewhere(page: Path) -> None:
     [
         (README, ON_JOBS),
         (doc("hosts"), {"run"}),
+        (doc("cloud"), {"run"}),
         (doc("jobs"), ON_JOBS | {"report", "compare"}),
         (doc("ansible"), {"run"}),
         (doc("install"), {"run", "status", "list", "playbook"}),
@@ -227,6 +227,21 @@ def test_the_parser_takes_every_command(
 
 def check_worker(*arguments: str, folder: Path = REPOSITORY) -> subprocess.CompletedProcess[str]:
     return run(sys.executable, str(WORKER), *arguments, cwd=folder, env=clean_environment())
+
+
+#: The short names of variables in playbooks for clouds.
+OF_CLOUDS = {"state", "project", "cluster", "count", "cloud_max_hours", "zones"}
+
+
+def test_the_playbooks_for_clouds_take_every_variable() -> None:
+    given = [words for words in commands(doc("cloud")) if words[0] == "ansible-playbook"]
+    of_clouds = [words for words in given if words[-1].partition("=")[1]]
+    assert len(of_clouds) >= 5
+    for words in of_clouds:
+        names = set(parse_variables(words[words.index("-e") + 1 :: 2])[0])
+        assert names <= OF_CLOUDS | KNOWN, words
+    text = (REPOSITORY / "playbooks/gcp.yml").read_text()
+    assert all(f"-e {name}=" in text for name in OF_CLOUDS)
 
 
 @functools.cache

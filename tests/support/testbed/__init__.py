@@ -27,6 +27,7 @@ from tests.support.testbed.bed import Rank as Rank
 from tests.support.testbed.bed import Testbed as Testbed
 from tests.support.testbed.bed import down as down
 from tests.support.testbed.bed import running_testbed as running_testbed
+from tests.support.testbed.bed import wait_for_sshd as wait_for_sshd
 from tests.support.testbed.bed import wait_for_systemd as wait_for_systemd
 from tests.support.testbed.engine import BOOKWORM as BOOKWORM
 from tests.support.testbed.engine import TRIXIE as TRIXIE

@@ -31,7 +31,7 @@ _OUR_FILES = (
 _HOST_KEY = "/etc/ssh/ssh_host_ed25519_key.pub"
 #: Requirements of systemd as a container's first process: writable control groups and the right to
 #: mount; NET_ADMIN is for the host's firewall. The clock is the machine's.
-_SYSTEMD = (
+SYSTEMD_OPTIONS = (
     *("--cap-add", "SYS_ADMIN", "--cap-add", "NET_ADMIN"),
     *("--security-opt", "seccomp=unconfined", "--security-opt", "apparmor=unconfined"),
     *("--cgroupns", "host", "--volume", "/sys/fs/cgroup:/sys/fs/cgroup:rw"),
@@ -106,7 +106,7 @@ class Testbed:
                 *("run", "--detach", "--label", label),
                 *("--name", host.container, "--hostname", host.name),
                 *("--network", network, "--network-alias", host.name, "--ip", host.address),
-                *(_SYSTEMD if systemd and member else ("--init",)),
+                *(SYSTEMD_OPTIONS if systemd and member else ("--init",)),
                 *(word for mount in own for word in ("--volume", mount)),
                 *options,
                 image,
@@ -114,7 +114,7 @@ class Testbed:
             bed.prepare(host, own)
             if systemd and member:
                 wait_for_systemd(host)
-            _wait_for_sshd(host)
+            wait_for_sshd(host)
             key = bed.exec(host, "cat", _HOST_KEY, user="root").stdout.split()[:2]
             return " ".join([f"{host.name},{host.address}", *key]) + "\n"
 
@@ -299,7 +299,7 @@ def wait_for_systemd(host: Host) -> None:
         time.sleep(0.05)
 
 
-def _wait_for_sshd(host: Host) -> None:
+def wait_for_sshd(host: Host) -> None:
     """Wait until the host's sshd sends its greeting; raise TestbedError after a minute."""
     deadline = time.monotonic() + READY_TIMEOUT
     while True:
