@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -10,6 +12,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 import boto3
+import moto.backends
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
@@ -36,6 +39,7 @@ class Aws:
     port: int = 0
     calls: list[Call] = field(default_factory=list)
     refusals: list[Callable[[Call], str | None]] = field(default_factory=list)
+    address: str = ""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -86,11 +90,16 @@ class Aws:
 
     def reset(self) -> None:
         """Remove everything from the account, and the refusals."""
-        import moto.backends
-
         moto.backends.get_backend("ec2").reset()
         self.calls.clear()
         self.refusals.clear()
+        self.address = ""
+
+    def image(self, name: str) -> str:
+        """Register an image and return its ID."""
+        disk = {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 8, "SnapshotId": "snap-1"}}
+        given = {"RootDeviceName": "/dev/sda1", "BlockDeviceMappings": [disk]}
+        return str(self.ec2.register_image(Name=name, **given)["ImageId"])
 
 
 @contextlib.contextmanager
@@ -102,8 +111,6 @@ def running_aws() -> Iterator[Aws]:
     def answer(environ: dict[str, Any], start_response: Any) -> Any:
         length = int(environ.get("CONTENT_LENGTH") or 0)
         body = environ["wsgi.input"].read(length)
-        import io
-
         environ["wsgi.input"] = io.BytesIO(body)
         call = {name: values[0] for name, values in parse_qs(body.decode()).items()}
         aws.calls.append(call)
@@ -113,7 +120,14 @@ def running_aws() -> Iterator[Aws]:
                 error = _STS_ERROR if call["Action"] == "GetCallerIdentity" else _ERROR
                 start_response("400 Bad Request", [("Content-Type", "text/xml")])
                 return [error.format(code=code, message="refused by the stand-in").encode()]
-        return application(environ, start_response)
+        if not aws.address or call.get("Action") != "DescribeInstances":
+            return application(environ, start_response)
+        parts, started = [], []
+        parts += application(environ, lambda status, headers, *_: started.append((status, headers)))
+        text = re.sub(rb"<ipAddress>[^<]*", b"<ipAddress>" + aws.address.encode(), b"".join(parts))
+        (status, headers), *_ = started
+        start_response(status, [(k, v) for k, v in headers if k.lower() != "content-length"])
+        return [text]
 
     server = make_server("127.0.0.1", 0, answer, threaded=True)
     aws.port = server.server_port
