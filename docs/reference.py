@@ -11,10 +11,10 @@ from typing import Any
 import yaml
 
 ROLES = Path(__file__).resolve().parents[1] / "roles"
-#: The roles in the order of setup.yml.
+#: The roles in the order of setup.yml, and those of clouds.
 ORDER = (
     *("train_job", "tensorflow", "training_host", "clock_sync", "nvidia_driver"),
-    *("training_data", "ssh_keys", "firewall"),
+    *("training_data", "ssh_keys", "firewall", "aws_instances"),
 )
 _MARKUP = re.compile(r"\b[CEOV]\(([^()]+)\)")
 INTRODUCTION = """\

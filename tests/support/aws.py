@@ -20,9 +20,6 @@ REGION = "eu-west-2"
 _ERROR = """<?xml version="1.0" encoding="UTF-8"?>
 <Response><Errors><Error><Code>{code}</Code><Message>{message}</Message></Error></Errors>
 <RequestID>00000000-0000-0000-0000-000000000000</RequestID></Response>"""
-_STS_ERROR = """<ErrorResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><Error>
-<Type>Sender</Type><Code>{code}</Code><Message>{message}</Message></Error>
-<RequestId>00000000-0000-0000-0000-000000000000</RequestId></ErrorResponse>"""
 Call = Mapping[str, str]
 
 
@@ -117,9 +114,8 @@ def running_aws() -> Iterator[Aws]:
         for refusal in aws.refusals:
             code = refusal(call)
             if code:
-                error = _STS_ERROR if call["Action"] == "GetCallerIdentity" else _ERROR
                 start_response("400 Bad Request", [("Content-Type", "text/xml")])
-                return [error.format(code=code, message="refused by the stand-in").encode()]
+                return [_ERROR.format(code=code, message="refused by the stand-in").encode()]
         if not aws.address or call.get("Action") != "DescribeInstances":
             return application(environ, start_response)
         parts, started = [], []

@@ -72,6 +72,7 @@ class Cloud:
         command = self.command(state, *options, **variables)
         self.aws.calls.clear()
         done = run(*command, env=self.environment, stderr=subprocess.STDOUT, timeout=600)
+        (self.folder / "output").write_text(done.stdout)
         return Play(done.returncode, done.stdout)
 
     def refused(self, state: str, **variables: Any) -> str:
@@ -116,14 +117,15 @@ def test_a_cluster_from_its_plan_to_its_end(cloud: Cloud) -> None:
     given = {"count": 2, "aws_instances_others": {"chief": 1, "spare": 1}}
 
     planned = cloud.run("present", "--check", **given).checked()
-    assert "Would create worker-0, worker-1, chief-0, spare-0" in planned.shown
-    assert "4 instances (g4dn.xlarge) × 1 GPUs × at most 24 hours = 96 GPU hours" in planned.shown
+    assert "Would create: worker-0, worker-1, chief-0, spare-0" in planned.shown
+    assert "4 instances (g4dn.xlarge) x 1 GPUs x at most 24 hours = 96 GPU hours" in planned.shown
     assert planned.changed > 0
     assert (aws.instances(), cloud.groups, cloud.keys.exists()) == ([], [], False)
     assert aws.actions("Create", "Run", "Authorize") == []
 
     made = cloud.run("present", cloud_max_hours=5, **given).checked()
-    assert "× at most 5 hours = 20 GPU hours, 20 instance hours, and 4 × 200 GB" in made.shown
+    assert "x at most 5 hours = 20 GPU hours, 20 instance hours" in made.shown
+    assert "4 disks x 200 GB until -e state=absent" in made.shown
     (key,) = cloud.key.with_suffix(".pub").read_text().splitlines()
     private_keys = set()
     for instance in aws.instances("running"):
@@ -199,7 +201,7 @@ def test_a_cluster_from_its_plan_to_its_end(cloud: Cloud) -> None:
     assert "Their disks still cost money" in stopped.shown
 
     started = cloud.run("present", **given).checked()
-    assert "Creating no instance, and starting" in started.shown
+    assert "Creating: nothing" in started.shown
     assert len(aws.instances("running")) == 4
 
     other = aws.ec2.run_instances(
@@ -303,7 +305,7 @@ def test_quotas_and_spot_instances(cloud: Cloud) -> None:
 
 
 CASES: list[tuple[str, dict[str, Any], tuple[str, str, str] | None]] = [
-    ("Set AWS_PROFILE, or AWS_ACCESS_KEY_ID", {}, ("GetCallerIdentity", "InvalidClientTokenId", "")),
+    ("Set AWS_PROFILE, or AWS_ACCESS_KEY_ID", {}, ("DescribeInstances", "AuthFailure", "")),
     (
         "Ask the administrator of the account for this permission",
         {},
