@@ -76,7 +76,9 @@ class Aws:
 
     def actions(self, *prefixes: str) -> list[str]:
         """Return the actions called since the last `reset` that begin with a prefix."""
-        return [call["Action"] for call in self.calls if call.get("Action", "").startswith(prefixes)]
+        return [
+            call["Action"] for call in self.calls if call.get("Action", "").startswith(prefixes)
+        ]
 
     def instances(self, *states: str) -> list[dict[str, Any]]:
         """Return the instances in these states, by default all that have not ended."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import signal
 import subprocess
 import time
@@ -248,8 +249,6 @@ def test_a_run_that_is_interrupted_after_the_first_instance(cloud: Cloud) -> Non
     deadline = time.monotonic() + 300
     while not cloud.aws.instances() and time.monotonic() < deadline:
         time.sleep(0.1)
-    import os
-
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     first = [instance["InstanceId"] for instance in cloud.aws.instances()]
@@ -311,7 +310,7 @@ CASES: list[tuple[str, dict[str, Any], tuple[str, str, str] | None]] = [
         {},
         ("CreateSecurityGroup", "UnauthorizedOperation", ""),
     ),
-    ("Set aws_instances_image to one of this region", {"aws_instances_image": "ami-0abc"}, None),
+    ("Set aws_instances_image to one of eu-west-2", {"aws_instances_image": "ami-0abc"}, None),
     (
         "Set aws_instances_type to a type that this region offers",
         {"aws_instances_type": "g9.huge", "aws_instances_gpus": 1},
@@ -350,9 +349,7 @@ def test_the_host_key_is_replaced_over_a_verified_login(cloud: Cloud, tmp_path: 
         shell("cat > /etc/ssh/ssh_host_ed25519_key", data["ssh_keys"]["ed25519_private"])
         shell("cat > /etc/ssh/ssh_host_ed25519_key.pub", data["ssh_keys"]["ed25519_public"])
         shell("systemctl restart ssh")
-        shell(
-            "cat >> /home/train/.ssh/authorized_keys", data["ssh_authorized_keys"][0] + "\n"
-        )
+        shell("cat >> /home/train/.ssh/authorized_keys", data["ssh_authorized_keys"][0] + "\n")
         login = {
             "ansible_ssh_private_key_file": str(cloud.key),
             "aws_instances_user": "train",
@@ -369,7 +366,8 @@ def test_the_host_key_is_replaced_over_a_verified_login(cloud: Cloud, tmp_path: 
         assert cloud.run("present", **login).checked().changed == 0
 
         # Another host at the address is refused.
-        shell("ssh-keygen -q -t ed25519 -N '' -f /tmp/key && cp /tmp/key /etc/ssh/ssh_host_ed25519_key")
+        shell("rm /etc/ssh/ssh_host_ed25519_key*")
+        shell("ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key")
         shell("systemctl restart ssh")
         words = ["-i", str(REPOSITORY / "inventory/aws"), "-m", "ping", "worker-0"]
         key = ["-u", "train", "--private-key", str(cloud.key)]
