@@ -20,6 +20,8 @@ REGION = "eu-west-2"
 _ERROR = """<?xml version="1.0" encoding="UTF-8"?>
 <Response><Errors><Error><Code>{code}</Code><Message>{message}</Message></Error></Errors>
 <RequestID>00000000-0000-0000-0000-000000000000</RequestID></Response>"""
+# Ansible replaces it in all of its output.
+_SECRET = "not-checked-by-moto"
 Call = Mapping[str, str]
 
 
@@ -43,8 +45,8 @@ class Aws:
         """The environment with which boto3 uses the stand-in."""
         return {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}",
-            "AWS_ACCESS_KEY_ID": "stand-in",
-            "AWS_SECRET_ACCESS_KEY": "stand-in",
+            "AWS_ACCESS_KEY_ID": "unused",
+            "AWS_SECRET_ACCESS_KEY": _SECRET,
             "AWS_REGION": REGION,
             "AWS_MAX_ATTEMPTS": "1",
             "AWS_EC2_METADATA_DISABLED": "true",
@@ -57,8 +59,8 @@ class Aws:
             "ec2",
             endpoint_url=f"http://127.0.0.1:{self.port}",
             region_name=REGION,
-            aws_access_key_id="stand-in",
-            aws_secret_access_key="stand-in",
+            aws_access_key_id="unused",
+            aws_secret_access_key=_SECRET,
         )
 
     def refuse(self, action: str, code: str, **given: str) -> None:
