@@ -115,23 +115,23 @@ def user_data(aws: Aws, instance: str) -> tuple[str, Any]:
 
 def test_a_cluster_from_its_plan_to_its_end(cloud: Cloud) -> None:
     aws = cloud.aws
-    given = {"count": 2, "aws_instances_others": {"chief": 1, "spare": 1}}
+    given = {"count": 1, "aws_instances_others": {"spare": 1}, "cloud_max_hours": 5}
 
     planned = cloud.run("present", "--check", **given).checked()
-    assert "Would create: worker-0, worker-1, chief-0, spare-0" in planned.shown
-    assert "4 instances (g4dn.xlarge) x 1 GPUs x at most 24 hours = 96 GPU hours" in planned.shown
+    assert "Would create: worker-0, spare-0" in planned.shown
+    assert "2 instances (g4dn.xlarge) x 1 GPUs x at most 5 hours = 10 GPU hours" in planned.shown
+    assert "10 instance hours" in planned.shown
+    assert "2 disks x 200 GB until -e state=absent" in planned.shown
     assert planned.changed > 0
     assert (aws.instances(), cloud.groups, cloud.keys.exists()) == ([], [], False)
     assert aws.actions("Create", "Run", "Authorize") == []
 
-    made = cloud.run("present", cloud_max_hours=5, **given).checked()
-    assert "x at most 5 hours = 20 GPU hours, 20 instance hours" in made.shown
-    assert "4 disks x 200 GB until -e state=absent" in made.shown
+    made = cloud.run("present", **given).checked()
     (key,) = cloud.key.with_suffix(".pub").read_text().splitlines()
     private_keys = set()
     for instance in aws.instances("running"):
         tags = tags_of(instance)
-        assert tags["Name"].startswith(tags["train-task"] + "-")
+        assert tags["Name"] == tags["train-task"] + "-0"
         assert (tags["train-cluster"], tags["train-owner"]) == ("train", "ada")
         assert instance["InstanceType"] == "g4dn.xlarge"
         (disk,) = instance["BlockDeviceMappings"]
@@ -153,7 +153,7 @@ def test_a_cluster_from_its_plan_to_its_end(cloud: Cloud) -> None:
         public = " ".join(data["ssh_keys"]["ed25519_public"].split()[:2])
         assert f"{instance['InstanceId']} {public}" in known
         assert data["ssh_keys"]["ed25519_private"].splitlines()[1] not in made.output
-    assert len(private_keys) == 4
+    assert len(private_keys) == 2
     assert cloud.keys.stat().st_mode & 0o777 == 0o700
     (runs,) = {
         (call["InstanceInitiatedShutdownBehavior"], call["MetadataOptions.HttpTokens"])
@@ -174,67 +174,66 @@ def test_a_cluster_from_its_plan_to_its_end(cloud: Cloud) -> None:
         (1024, 65535): ([], [group["GroupId"]]),
     }
 
-    again = cloud.run("present", "-v", cloud_max_hours=5, **given).checked()
+    again = cloud.run("present", **given).checked()
     assert again.changed == 0
     assert "To be paid for" not in again.shown
     assert aws.actions("Create", "Run", "Delete", "Authorize", "Revoke", "Modify") == []
 
-    # An inventory of the running instances, as `python -m train run -i inventory/aws` reads it.
+    cloud.run("absent").checked()
+    cloud.assert_nothing_left()
+
+
+def test_clusters_are_listed_and_one_of_them_stopped_and_started(cloud: Cloud) -> None:
+    aws = cloud.aws
+    worker, other = aws.instance("train", "worker"), aws.instance("forgotten", "worker")
+    shown = cloud.run("list").checked().shown
+    for cluster, instance in (("train", worker), ("forgotten", other)):
+        assert f"cluster {cluster}: worker-0 ({instance}), t3.micro in {REGION}" in shown
+    assert shown.count("running, started 0.0 hours ago by bob") == 2
+
+    stopped = cloud.run("stopped").checked()
+    assert "Stopped: worker-0. Their disks still cost money" in stopped.shown
+    assert [one["InstanceId"] for one in aws.instances("stopped")] == [worker]
+
+    shown = cloud.refused("present", count=1)
+    assert "The host keys of worker-0 are unknown on this machine" in shown
+    assert "Creating: nothing" in shown
+    assert "Starting: worker-0" in shown
+    assert len(aws.instances("running")) == 2
+
+    cloud.run("absent", "--check").checked()
+    assert len(aws.instances()) == 2
+    assert "Removed: worker-0." in cloud.run("absent").checked().shown
+    assert [one["InstanceId"] for one in aws.instances()] == [other]
+    assert cloud.run("absent").checked().changed == 0
+
+
+def test_the_inventory_groups_the_running_instances(cloud: Cloud) -> None:
+    aws = cloud.aws
+    aws.instance("train", "chief")
+    aws.instance("train", "worker")
+    aws.instance("train", "worker", 1)
+    aws.instance("train", "spare")
+    aws.instance("other", "evaluator")
+    aws.ec2.stop_instances(InstanceIds=[aws.instance("train", "ps")])
     words = ["-i", str(REPOSITORY / "inventory/aws"), "--list"]
     listed = run("ansible-inventory", *words, env=cloud.environment)
     assert (listed.returncode, "WARN" in listed.stderr) == (0, False), listed.stderr
     inventory = json.loads(listed.stdout)
-    members = {name: sorted(inventory[name]["hosts"]) for name in ("chief", "worker", "spare")}
-    assert members == {
+    names = {"chief", "worker", "ps", "evaluator", "spare"} & set(inventory)
+    assert {name: sorted(inventory[name]["hosts"]) for name in names} == {
         "chief": ["chief-0"],
         "worker": ["worker-0", "worker-1"],
         "spare": ["spare-0"],
     }
-    for instance in aws.instances():
-        variables = inventory["_meta"]["hostvars"][tags_of(instance)["Name"]]
-        assert variables["ansible_host"] == instance["PublicIpAddress"]
-        assert variables["train_job_address"] == instance["PrivateIpAddress"]
-        assert variables["aws_instance_id"] == instance["InstanceId"]
-
-    stopped = cloud.run("stopped").checked()
-    assert stopped.changed == 1
-    assert len(aws.instances("stopped")) == 4
-    assert "Their disks still cost money" in stopped.shown
-
-    started = cloud.run("present", **given).checked()
-    assert "Creating: nothing" in started.shown
-    assert len(aws.instances("running")) == 4
-
-    other = aws.ec2.run_instances(
-        ImageId=aws.image("other"),
-        InstanceType="t3.micro",
-        MinCount=1,
-        MaxCount=1,
-        TagSpecifications=[
-            {
-                "ResourceType": "instance",
-                "Tags": [
-                    {"Key": "train-cluster", "Value": "forgotten"},
-                    {"Key": "Name", "Value": "worker-0"},
-                    {"Key": "train-owner", "Value": "bob"},
-                ],
-            }
-        ],
-    )["Instances"][0]
-    shown = cloud.run("list").checked().shown
-    assert f"cluster forgotten: worker-0 ({other['InstanceId']}), t3.micro" in shown
-    assert "started 0.0 hours ago by bob" in shown
-    assert shown.count("cluster train: ") == 4
-
-    removed = cloud.run("absent", "--check").checked()
-    assert "Would remove" in removed.shown
-    assert len(aws.instances()) == 5
-    cloud.run("absent").checked()
-    # The instance of the other cluster is still there.
-    assert [instance["InstanceId"] for instance in aws.instances()] == [other["InstanceId"]]
-    aws.ec2.terminate_instances(InstanceIds=[other["InstanceId"]])
-    cloud.assert_nothing_left()
-    assert cloud.run("absent").checked().changed == 0
+    for instance in aws.instances("running"):
+        tags = tags_of(instance)
+        if tags["train-cluster"] == "train":
+            variables = inventory["_meta"]["hostvars"][tags["Name"]]
+            assert variables["ansible_host"] == instance["PublicIpAddress"]
+            assert variables["train_job_address"] == instance["PrivateIpAddress"]
+            assert variables["aws_instance_id"] == instance["InstanceId"]
+            assert variables["train_job_port"] == 12345
 
 
 def test_a_run_that_is_interrupted_after_the_first_instance(cloud: Cloud) -> None:
