@@ -39,6 +39,7 @@ METRICS, TRAINING, YOUR_SCRIPT = map(doc, ("metrics", "training", "your-script")
 #: What a user reads.
 GUIDES = [README, TRAINING, YOUR_SCRIPT]
 GUIDES += map(doc, ("hosts", "jobs", "doctor", "ansible", "gpus", "variables", "supervision"))
+GUIDES.append(doc("cloud"))
 ROLES = sorted(path.parent for path in REPOSITORY.glob("roles/*/meta"))
 ROLE_PAGES = [role / "README.md" for role in ROLES]
 PAGES = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md"), *ROLE_PAGES]
@@ -180,6 +181,7 @@ def test_links_lead_somewhere(page: Path) -> None:
     [
         (README, ON_JOBS),
         (doc("hosts"), {"run"}),
+        (doc("cloud"), {"run"}),
         (doc("jobs"), ON_JOBS | {"report", "compare"}),
         (doc("ansible"), {"run"}),
         (METRICS, {"run", "attach"}),
