@@ -195,10 +195,17 @@ def test_clusters_are_listed_and_one_of_them_stopped_and_started(cloud: Cloud) -
     assert "Stopped: worker-0. Their disks still cost money" in stopped.shown
     assert [one["InstanceId"] for one in aws.instances("stopped")] == [worker]
 
+    # The instance was not created from this machine.
     shown = cloud.refused("present", count=1)
     assert "The host keys of worker-0 are unknown on this machine" in shown
-    assert "Creating: nothing" in shown
-    assert "Starting: worker-0" in shown
+    assert len(aws.instances("running")) == 1
+
+    # It was, and its own host key is known.
+    cloud.keys.mkdir(0o700, parents=True)
+    (cloud.keys / "known_hosts").write_text(f"{worker} ssh-ed25519 AAAA\n")
+    started = cloud.run("present", count=1).checked()
+    assert "Creating: nothing" in started.shown
+    assert "Starting: worker-0" in started.shown
     assert len(aws.instances("running")) == 2
 
     cloud.run("absent", "--check").checked()
@@ -310,7 +317,7 @@ CASES: list[tuple[str, dict[str, Any], tuple[str, str, str] | None]] = [
         {},
         ("CreateSecurityGroup", "UnauthorizedOperation", ""),
     ),
-    ("Set aws_instances_image to one of eu-west-2", {"aws_instances_image": "ami-0abc"}, None),
+    ("Set aws_instances_image to one of eu-west-2", {"aws_instances_image": "ami-0123abcd"}, None),
     (
         "Set aws_instances_type to a type that this region offers",
         {"aws_instances_type": "g9.huge", "aws_instances_gpus": 1},
