@@ -27,7 +27,7 @@ def file_of(module: str) -> Path:
     return REPOSITORY / "tests/unit" / path.parent / f"test_{path.name}"
 
 
-@pytest.mark.parametrize("folder", ["gang"])
+@pytest.mark.parametrize("folder", ["cli", "gang", "host"])
 def test_each_module_has_its_tests(folder: str) -> None:
     found = modules(folder)
     assert len(found) > 10

@@ -1,0 +1,16 @@
+"""Shortens the pauses of Ansible's modules: put this folder into PYTHONPATH of ansible-playbook."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+_sleep = time.sleep
+
+
+def _short(seconds: float) -> None:
+    _sleep(min(seconds, 0.01))
+
+
+if not any("ansible-playbook" in word for word in sys.orig_argv):
+    time.sleep = _short
