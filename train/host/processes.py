@@ -122,7 +122,7 @@ def is_alive(pid: Optional[int], started: Optional[int]) -> bool:
 def environment(pid: Any) -> Dict[str, str]:
     """Return the initial environment of a process of this user; empty if it has ended."""
     variables = os.fsdecode(read(PROC, str(pid), "environ")).split("\0")
-    return dict(variable.partition("=")[::2] for variable in variables)
+    return dict(variable.partition("=")[::2] for variable in variables if variable)
 
 
 def marked(name: str) -> List[Tuple[int, str]]:

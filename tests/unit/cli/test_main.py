@@ -1,23 +1,19 @@
-"""The command line in this process: its errors, its calls of Ansible, and its output."""
+"""The command line in this process: its errors, and its calls of Ansible."""
 
 from __future__ import annotations
 
 import getpass
 import itertools
 import shlex
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.jobs import PLAIN
 from tests.support.lab import REPOSITORY
-from train.cli import ansible_options, playbooks
+from train.cli import ansible_options
 from train.cli.ansible_options import parse_variables
-from train.cli.commands import stop_line
-from train.cli.drill import Row
 from train.cli.main import build_parser, main
 
 
@@ -136,54 +132,3 @@ def test_ansible_itself_reads_what_it_has_to_decrypt(tmp_path: Path) -> None:
     assert given.words == (f"--extra-vars=@{whole}",)
     with pytest.raises(ValueError, match="!vault are supported only in a file"):
         parse_variables(["{a: !vault x}"])
-
-
-def test_the_scripts_own_help(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--", "--help"]) == 0
-    assert "usage: worker.py" in capfd.readouterr().out
-    mine = ["run", "--script", str(PLAIN), "-e"]
-    assert main([*mine, f"train_job_python={sys.executable}", "--", "-h"]) == 0
-    assert "--asleep" in capfd.readouterr().out
-    assert main([*mine, "train_job_python=/no/python", "--", "--help"]) == 2
-    assert "this machine has no /no/python" in capfd.readouterr().err
-
-
-REPORT = {
-    **{"was": "running", "phase": "stopped", "remaining": [7], "ended": 1, "port": 12345},
-    **{"port_free": None, "gpu_memory_free": None, "given_back": 0},
-}
-
-
-def test_what_became_of_a_rank_that_was_stopped() -> None:
-    free = {"port_free": True, "gpu_memory_free": True, "ended": 3, "remaining": []}
-    said = "running -> stopped, 3 processes ended, 0 left, port 12345 free, GPU memory released"
-    assert stop_line({**REPORT, **free}) == said
-    assert stop_line(REPORT) == "running -> stopped, 1 process ended, 1 left"
-    absent = {**REPORT, "was": "absent"}
-    assert stop_line(absent) == "no rank of the job"
-    assert stop_line({**absent, "given_back": 2}) == "no rank of the job, 2 leases released"
-
-
-def test_a_list_of_nothing_and_one_of_a_playbook_that_broke_off(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    outcome = playbooks.PlaybookOutcome(code=0)
-    monkeypatch.setattr(playbooks, "run_playbook", lambda *_: outcome)
-    assert main(["list"]) == main(["list", "--json"]) == 0
-    assert capsys.readouterr().out == 'no jobs\n{"jobs": []}\n'
-    outcome = playbooks.PlaybookOutcome(code=1, last_lines=["[ERROR]: no vault secrets found."])
-    assert main(["list"]) == 1
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert "ansible-playbook failed:\n[ERROR]: no vault secrets found." in shown.err
-
-
-def test_a_row_is_well_where_nothing_went_wrong_and_nothing_is_left() -> None:
-    good = Row("kill", "worker-1 on b", detected=1.04, named=True, left=0, resumed=40)
-    assert good.cells == ["kill", "worker-1 on b", "1.0 s", "yes", "nothing", "step 40", "ok"]
-    assert good.well
-    assert not Row("kill", "worker-1 on b", left=2, named=True).well
-    assert not Row("kill", "worker-1 on b", left=0, named=False, error="worker-0: exit").well
-    skipped = Row("port", "worker-1 on b", error="it needs root", skipped=True)
-    assert skipped.cells[2] == "skipped"
-    assert skipped.well

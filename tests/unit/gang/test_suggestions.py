@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 
 from train.gang import suggestions
 from train.gang.suggestions import Call
-from train.host import suggested
 from train.host.suggested import suggest
 
 CALL = Call(
@@ -159,9 +157,3 @@ def test_of_extra_variables_only_those_of_connections_and_places_are_carried() -
         *("-e", "ansible_user=anna", "-e", "@vault.yml"),
         *("-e", '{"train_job_root": "/data/my train"}'),
     ]
-
-
-@pytest.mark.parametrize("name", suggested.SUGGESTIONS)
-def test_every_field_has_a_pattern(name: str) -> None:
-    fields = re.findall(r"\{(\w+)\}", suggested.SUGGESTIONS[name].usage)
-    assert set(fields) <= set(suggested.FIELDS)

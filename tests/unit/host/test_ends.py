@@ -1,4 +1,4 @@
-"""The reasons why a rank ended, and the check whether it still makes steps.
+"""The reasons why a rank ended.
 
 ``data/ends/*.log`` are logs of scripts that were ended by TensorFlow, C++ or libraries that
 download. ``too-large`` has the same error class as the three ``oom``, but for another reason, after
@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from tests.support.lab import REPOSITORY
-from train.host import ends, pace
+from train.host import ends
 from train.host.processes import read_text
-from train.host.progress_records import Progress
 
 NONE = (0, 0)
 XLA_OOM = "a.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes."
@@ -105,124 +104,3 @@ def test_kills_by_control_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(ends, "read_text", lambda path: files.get(path) or read_text(path))
     assert ends.memory_kills(str(tmp_path)) == (7, 9)
     assert ends.memory_kills(str(tmp_path / "none")) == (0, 9)
-
-
-def record(step: int, phase: str = "training") -> Progress:
-    epoch = 1 if step <= 50 else 2
-    return {"phase": phase, "step": step, "steps": 100, "epoch": epoch, "epochs": 2}
-
-
-def test_a_rank_that_makes_no_step_is_overdue() -> None:
-    watched = pace.Pace(factor=10, least=5)
-    assert watched.overdue(1000) == "", "no step was reported yet"
-    for step in range(1, 11):
-        watched.feed([record(step)], now=float(step))
-    assert watched.overdue(19.0) == ""
-    assert (
-        watched.overdue(21.0)
-        == "has not completed a step for 11 s after step 10; the limit is 10 s"
-    )
-    watched.feed([record(11)], now=21.5)
-    assert watched.overdue(30.0) == ""
-
-
-def test_a_phase_has_no_limit_before_it_has_been_seen_twice() -> None:
-    watched = pace.Pace(factor=2, least=1)
-    now = 0.0
-    for step in (10, 20):
-        watched.feed([record(step), record(step, "evaluating")], now)
-        assert watched.overdue(now + 1000) == ""
-        now += 30
-    watched.feed([record(30), record(30, "evaluating")], now)
-    assert watched.overdue(now + 59) == ""
-    assert "the limit is 60 s" in watched.overdue(now + 61)
-
-
-def of_epoch(epoch: int, batch: int, epochs: int = 5) -> Any:
-    """Return the console's record of an epoch of 100 batches."""
-    done = 100 * (epoch - 1) + batch
-    place = {"batch": batch, "batches": 100, "source": "console"}
-    return {"phase": "training", "step": done, "epoch": epoch, "epochs": epochs, **place}
-
-
-def test_where_the_end_of_an_epoch_is_near_a_test_may_have_begun() -> None:
-    watched = pace.Pace(factor=2, least=1)
-    now = 0.0
-    for epoch in (1, 2):
-        # The last bar of an epoch is parsed together with the text after it.
-        for batch in (1, 33, 66, 97):
-            watched.feed([of_epoch(epoch, batch)], now)
-            now += 1.0
-        assert watched.overdue(now + 1000.0) == "", epoch
-        now += 29.0
-    watched.feed([of_epoch(3, 1)], now)
-    assert "the limit is 2 s" in watched.overdue(now + 3)
-    watched.feed([of_epoch(3, 70)], now + 1)
-    # 30 s and 1 s, twice: the duration of the test is now known.
-    assert watched.overdue(now + 61) == ""
-    assert "the limit is 60 s" in watched.overdue(now + 62)
-
-
-UNKNOWN = {"source": "console", "epoch": 1, "epochs": 3}
-SECOND_FIT = [
-    *(of_epoch(1, batch, epochs=1) for batch in (1, 50, 100)),
-    *({**of_epoch(1, batch, epochs=3), "step": 100 + batch} for batch in (1, 50, 99)),
-]
-
-
-@pytest.mark.parametrize(
-    ("factor", "least", "reported", "limit"),
-    [
-        (10, 5, [{"step": 1}, {"step": 2}], "the limit is 10 s"),
-        (10, 60, [record(step) for step in range(1, 20)], "the limit is 60 s"),
-        (0, 1, [record(1), record(2)], ""),
-        (2, 1, [of_epoch(epoch, n) for epoch in range(1, 6) for n in (50, 100)], ""),
-        (2, 1, SECOND_FIT, ""),
-        (2, 1, [{**UNKNOWN, "step": step} for step in range(1, 10)], ""),
-    ],
-    ids=["steps alone", "least", "factor 0", "last epoch", "second fit", "unknown length"],
-)
-def test_limits(factor: float, least: float, reported: list[Any], limit: str) -> None:
-    watched = pace.Pace(factor, least)
-    for now, one in enumerate(reported):
-        watched.feed([one], float(now))
-    assert watched.overdue(len(reported) + 0.9 * least) == ""
-    found = watched.overdue(1e6)
-    assert limit in found
-    assert bool(limit) == bool(found)
-
-
-STACKS = """Fatal Python error: Aborted
-
-Thread 0x00007f01 (most recent call first):
-  File "/usr/lib/python3.11/threading.py", line 324 in wait
-
-Current thread 0x00007f00 (most recent call first):
-{frames}
-"""
-TENSORFLOW = '  File "/v/lib/python3.11/site-packages/tensorflow/execute.py", line 53 in quick\n'
-OWN = '  File "/x/code/main.py", line 12 in load\n  File "/x/code/main.py", line 30 in <module>'
-
-
-def test_where_a_rank_is_stuck() -> None:
-    for frames, waits in ((OWN, False), (TENSORFLOW + OWN, True)):
-        found = pace.stuck_in(STACKS.format(frames=frames))
-        assert found == ("main.py, line 12 in load", waits)
-    assert pace.stuck_in("Aborted\n") == ("", False)
-
-
-@pytest.mark.parametrize(
-    ("record", "seconds"),
-    [
-        ({"step": 5, "steps": 5}, 60.0),
-        ({"step": 4, "steps": 5}, 0.0),
-        ({"step": 5}, 0.0),
-        ({"step": 5, "steps": 5, "epoch": 3, "epochs": 3}, 60.0),
-        ({"step": 5, "steps": 5, "epoch": 1, "epochs": 3}, 0.0),  # steps of each epoch
-        ({}, 0.0),
-    ],
-)
-def test_how_long_a_rank_has_made_its_last_step(record: Any, seconds: float) -> None:
-    watched = pace.Pace(factor=2, least=1)
-    watched.feed([record], 40.0)
-    assert watched.finished_for(100.0) == seconds

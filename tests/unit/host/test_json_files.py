@@ -1,4 +1,4 @@
-"""Files that are replaced in one step."""
+"""Files that are replaced in one step, and synced first."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from train.host import json_files
+from train.host import (
+    json_files,
+)
 
 
 def test_a_file_is_written_whatever_lies_at_names_that_others_can_guess(tmp_path: Path) -> None:
@@ -59,3 +61,17 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(
     with pytest.raises(OSError, match="full"):
         json_files.write_text(str(tmp_path / "a"), "new")
     assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
+
+
+def test_files_are_synced_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "state.json"
+    synced: list[tuple[bool, int]] = []
+
+    def fsync(descriptor: int) -> None:
+        synced.append((path.exists(), os.fstat(descriptor).st_size))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    json_files.write_json(str(path), {"phase": "running"})
+    assert synced == [(False, path.stat().st_size)]
+    json_files.write_json(str(path), {}, durable=False)
+    assert len(synced) == 1

@@ -855,7 +855,10 @@ def test_a_job_that_wants_nothing_waits_for_nobody() -> None:
     leasing.Waiting({"h1": {"resources": {}}}, lambda *_: pytest.fail("asked")).take(0)
 
 
-def test_a_job_that_is_stopped_while_it_waits_ends(machines: Machines) -> None:
+def test_a_job_that_is_stopped_while_it_waits_ends(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leasing, "POLL_S", 0.5)
     machines.waiting("running", 0.0).take(0)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(machines.waiting("next", 1.0).take, 60)

@@ -35,32 +35,41 @@ def test_signs_of_life(change: dict[str, float], idle: float) -> None:
     assert life.idle(20.0) == idle
 
 
+READY = "print(1, flush=True)"
+
+
 @pytest.mark.parametrize(
     ("script", "alive"),
     [
-        ("while True: pass", True),
+        (f"{READY}\nwhile True: pass", True),
         (
-            "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])",
+            "import subprocess, sys\n"
+            f"subprocess.run([sys.executable, '-S', '-c', '{READY}\\nwhile True: pass'])",
             True,
         ),
-        ("import time\nwhile True: open({file!r}).read(); time.sleep(0.1)", True),
-        ("import time; time.sleep(60)", False),
+        (f"import time\n{READY}\nwhile True: open({{file!r}}).read(); time.sleep(0.02)", True),
+        (f"import time; {READY}; time.sleep(60)", False),
     ],
 )
 def test_what_a_real_script_does(tmp_path: Path, script: str, alive: bool) -> None:
     file = tmp_path / "data"
     file.write_text("data")
     # A process in between, because the descendants of a supervisor are sampled.
-    words = [sys.executable, "-c", script.format(file=str(file))]
+    words = [sys.executable, "-S", "-c", script.format(file=str(file))]
     code = f"import subprocess; subprocess.run({words!r})"
-    process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    process = subprocess.Popen(
+        [sys.executable, "-S", "-c", code], stdout=subprocess.PIPE, start_new_session=True
+    )
     try:
-        time.sleep(2.0)  # the interpreter has started by then
-        life = Life(0.0)
-        for second in range(3):
-            life.add(float(second), sample(process.pid, 0))
-            time.sleep(1.0)
-        assert life.idle(2.0) == (0.0 if alive else 2.0)
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(0.2)  # its start is over
+        life, times = Life(0.0), []
+        for _ in range(3):
+            times.append(time.monotonic())
+            life.add(times[-1], sample(process.pid, 0))
+            time.sleep(0.2)
+        assert life.idle(times[-1]) == (0.0 if alive else times[-1] - times[0])
     finally:
         os.killpg(process.pid, 9)
-        process.wait()
+        process.communicate()

@@ -1,14 +1,13 @@
-"""Files that look like results in a script's working directory, and those that are fetched."""
+"""Files that look like results in a script's working directory."""
 
 from __future__ import annotations
 
 import os
-import tarfile
 from pathlib import Path
 
 import pytest
 
-from train.host import outputs, staging, supervisor
+from train.host import outputs
 
 
 def write(folder: Path, *names: str) -> None:
@@ -45,29 +44,3 @@ def test_patterns_stay_in_the_folder(tmp_path: Path, globs: list[str], found: li
     write(tmp_path, "outside/secret.txt")
     (folder / "link").symlink_to(tmp_path / "outside")
     assert outputs.matching(str(folder), globs) == found
-
-
-def test_what_matches_is_packed_for_its_rank(tmp_path: Path) -> None:
-    write(tmp_path / "code", "model.h5", "outputs/a/x.txt", "main.py")
-    params = {"rank_dir": str(tmp_path), "task": "worker-1", "globs": ["*.h5", "outputs"]}
-    packed = staging.collect_files(params)
-    with tarfile.open(packed["archive"]) as tar:
-        names = [member.name for member in tar if member.isfile()]
-    assert sorted(names) == ["worker-1/model.h5", "worker-1/outputs/a/x.txt"]
-    assert staging.collect_files({**params, "globs": ["*.txt"]}) == {"archive": None}
-
-
-@pytest.mark.parametrize(
-    ("word", "expanded"),
-    [
-        ("$TRAIN_MODEL_DIR", "/m"),
-        ("--out=${TRAIN_MODEL_DIR}/x", "--out=/m/x"),
-        ("$TRAIN_MODEL_DIR/$TRAIN_JOB", "/m/j"),
-        ("$TRAIN_MODEL_DIRS", "$TRAIN_MODEL_DIRS"),
-        ("$TRAIN_SECRET ${TRAIN_} $HOME ~ $$ \\$x", "$TRAIN_SECRET ${TRAIN_} $HOME ~ $$ \\$x"),
-        ("{{ TRAIN_JOB }}", "{{ TRAIN_JOB }}"),
-    ],
-)
-def test_the_launchers_variables_in_arguments(word: str, expanded: str) -> None:
-    environment = {"TRAIN_MODEL_DIR": "/m", "TRAIN_JOB": "j", "TRAIN_SECRET": "s", "HOME": "/h"}
-    assert supervisor.expand(word, environment) == expanded

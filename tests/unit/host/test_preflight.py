@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from tests.support.gpus import MIG, UUIDS, Machine
 from tests.support.lab import run
-from train.host import preflight, suitability
+from train.host import leases, preflight, suitability
 from train.host.call_types import CallError
+from train.host.host_facts import Gpu
 
 ROOT, USER = 0, 1000
 GONE = "echo 'Error: No such file or directory' >&2; exit 1"
@@ -118,3 +120,20 @@ def test_who_opens_a_port_is_warned(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "the table inet train of the role firewall is not loaded on this host, so any host "
         "can connect to port 12345: run `<suggest setup tags=firewall>`"
     ]
+
+
+def test_processes_without_a_job(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only instances without a lease are searched for them."""
+    monkeypatch.setattr(preflight, "PAUSE_S", 0.0)
+    machine.has(1, instances=2)
+    machine.runs(f"{MIG[0]}, 4711, 1, a job's", f"{MIG[1]}, 4712, 1, x", f"{UUIDS[0]}, 4713, 1, y")
+    found: list[Gpu] = [{"index": 0, "uuid": UUIDS[0], "instances": MIG}]
+
+    def pids(*leased: str) -> list[int]:
+        held: list[leases.Entry] = [{"resource": resource} for resource in ("port/12345", *leased)]
+        return [process["pid"] for process, _ in preflight.foreign_processes(found, held)]
+
+    # A process listed for the whole GPU may run on the leased instance.
+    assert pids(f"gpu/{UUIDS[0]}/{MIG[0]}") == [4712]
+    assert pids(f"gpu/{UUIDS[0]}") == []
+    assert pids() == [4711, 4712, 4713]

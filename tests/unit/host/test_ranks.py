@@ -1,26 +1,29 @@
-"""The recorded end of a rank, also on full disks and with truncated files."""
+"""The ranks of a host: which it answers for, and how an end is noted.
+
+Disks may be full, and files cut off.
+"""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
-import subprocess
-import sys
-import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support import bare_ranks
+from tests.support.bare_ranks import stage
+from tests.support.gpus import UUIDS, Machine
 from tests.support.job_folders import lay_out
-from tests.support.lab import REPOSITORY
-from tests.support.lease_ranks import PORT
-from tests.unit.host.conftest import Starter
+from tests.support.lease_ranks import holder, spec_of
+from tests.unit.host.conftest import ELSEWHERE, HERE, KILLED, Starter, lay_out_on, made_ready, run
 from train.host import (
     calls,
     ends,
+    gpus,
     jobs,
     json_files,
     leases,
@@ -29,65 +32,9 @@ from train.host import (
     rank_files,
     ranks,
     records,
-    staging,
     supervisor,
 )
-from train.host.call_types import CallError
-
-#: A supervisor's notes on a full disk, and the end of its process.
-NOTING = """
-import os, sys
-from train.host import json_files, progress_records, supervisor
-
-def full(*_, **__):
-    raise OSError(28, "No space left on device")
-
-if sys.argv[2:]:
-    sys.stderr = open(sys.argv[2], "w")  # of Python 3.8: it has a buffer
-rank = supervisor.Supervisor(sys.argv[1])
-json_files.write_json = progress_records.ProgressWriter._append = full
-rank._console.feed = lambda data: [{"phase": "training"}]
-rank._leases.renew()
-rank._leases.release()
-rank._save()
-rank._keep_stacks(0)
-rank._read_console()
-os._exit(0)
-"""
-#: A supervisor that is killed once it has started a script in another session; prints its pid.
-KILLED = """
-import json, os, signal, subprocess, sys
-from types import SimpleNamespace
-from train.host import processes, supervisor
-
-processes.adopt()
-pid = os.fork()
-if pid == 0:
-    script = subprocess.Popen(["sleep", "600"], env={}, start_new_session=True)
-    print(script.pid, flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
-rank = SimpleNamespace(rank_dir=sys.argv[1], state=json.loads(sys.argv[2]))
-supervisor._watch_over(rank, pid)
-"""
-
-
-def run(code: str, *arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[bytes]:
-    """Run a program that imports ``host`` as the supervisor does."""
-    command = [sys.executable, "-S", "-c", code, *map(str, arguments)]
-    return subprocess.run(command, cwd=REPOSITORY, check=False, timeout=60, **options)
-
-
-@pytest.fixture
-def chief(start: Starter) -> subprocess.Popen[bytes]:
-    """Return a process that represents a supervisor."""
-    return start()
-
-
-@pytest.fixture
-def rank_dir(tmp_path: Path, chief: subprocess.Popen[bytes]) -> Path:
-    started = processes.start_time(chief.pid)
-    about: dict[str, Any] = {"supervisor_pid": chief.pid, "supervisor_start": started}
-    return lay_out(tmp_path, "night", "worker-0", host="a", phase=records.RUNNING, **about)
+from train.host.records import StopReport
 
 
 def no_space(*_: Any, **__: Any) -> None:
@@ -139,18 +86,6 @@ def test_what_is_kept_free_is_for_the_last_state(
     assert reserve.exists() != written
 
 
-@pytest.mark.parametrize(("attempt", "left"), [(1, True), (2, False)])
-def test_a_stop_of_an_attempt(rank_dir: Path, chief: Any, attempt: int, left: bool) -> None:
-    """A stop of an earlier attempt does not stop a later one."""
-    path = rank_dir / rank_files.RANK_FILE
-    path.write_text(json.dumps({**json.loads(path.read_text()), "attempt": 2}))
-    about = {"root": str(rank_dir.parents[2]), "job": "night", "host": "a", "check": False}
-    report = calls.stop({**about, "attempt": attempt, "grace": 0, "reason": "enough"})
-    assert report["stop_report"]["was"] == ("absent" if left else "running")
-    assert report["changed"] == (not left)
-    assert (chief.poll() is None) == left
-
-
 def test_the_time_for_a_last_state(rank_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[float] = []
     monkeypatch.setattr(ranks, "_end", lambda *arguments: limits.append(arguments[-1]))
@@ -168,30 +103,6 @@ def test_an_end_between_two_reads(rank_dir: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(processes, "is_alive", is_alive)
     assert ranks.observe(str(rank_dir)) == last
-
-
-def test_the_watchdog_leaves_the_state_to_a_stop(rank_dir: Path) -> None:
-    before = bare_ranks.state(rank_dir)
-    (rank_dir / ranks.STOP_FILE).write_text("{}")
-    done = run(KILLED, rank_dir, json.dumps(before), stdout=subprocess.PIPE)
-    assert done.returncode == 0
-    assert processes.start_time(int(done.stdout)) is None, "what is left is ended nevertheless"
-    assert bare_ranks.state(rank_dir) == before
-
-
-def test_what_a_supervisor_notes_is_written_at_once_or_lost(tmp_path: Path) -> None:
-    """The supervisor has a problem with each of its files."""
-    (tmp_path / "leases").write_text("in the way")
-    noted = {"created_at": 1.0, "folder": str(tmp_path / "leases"), "resources": PORT}
-    troubled = bare_ranks.stage(tmp_path, "worker-0", Path(__file__), leases=noted)
-    (troubled / rank_files.STACKS_FILE).mkdir()
-    with open("/dev/full", "wb") as full:
-        assert run(NOTING, troubled, stderr=full).returncode == 0
-    assert run(NOTING, troubled, tmp_path / "log").returncode == 0
-    log = (tmp_path / "log").read_text()
-    for name in (rank_files.STATE_FILE, rank_files.STACKS_FILE, rank_files.PROGRESS_FILE):
-        assert f"cannot write {name}: [Errno" in log
-    assert "the rank is running without leases: " in log
 
 
 @pytest.mark.parametrize("text", ["", '{"host": "a", "jo', "\0\0\0"])
@@ -213,31 +124,6 @@ def test_files_that_were_cut_off(tmp_path: Path, start: Starter, text: str) -> N
     assert bare_ranks.state(rank_dir)["cause"] == ends.SUPERVISOR
     ranks.set_aside(str(rank_dir))
     assert (rank_dir / "attempts/0" / rank_files.RANK_FILE).read_text() == text
-
-
-def test_files_are_synced_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "state.json"
-    synced: list[tuple[bool, int]] = []
-
-    def fsync(descriptor: int) -> None:
-        synced.append((path.exists(), os.fstat(descriptor).st_size))
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    json_files.write_json(str(path), {"phase": "running"})
-    assert synced == [(False, path.stat().st_size)]
-    json_files.write_json(str(path), {}, durable=False)
-    assert len(synced) == 1
-
-
-def made_ready(root: Path, ago: float, attempt: int = 1) -> Path:
-    """Create the folder of a rank that was staged some seconds ago and has not started."""
-    rank_dir = lay_out(root, "night", "worker-0", host="a", phase=records.ABSENT)
-    path = rank_dir / rank_files.RANK_FILE
-    spec = json.loads(path.read_text())
-    spec.update(attempt=attempt, start_timeout=200, port=None)
-    path.write_text(json.dumps(spec))
-    os.utime(path, (time.time() - ago, time.time() - ago))
-    return rank_dir
 
 
 @pytest.mark.parametrize(
@@ -278,70 +164,82 @@ def test_a_rank_that_has_not_started_is_stopped_and_starts_no_more(tmp_path: Pat
     leases.give_back(about["lease_dir"], other)
 
 
-def test_what_a_job_without_any_folder_has_taken_is_given_back(tmp_path: Path) -> None:
-    folder = str(tmp_path / "leases")
-    leases.take(folder, {"port/1": "port 1"}, leases.Holder(1.0, "night", "worker-0", 1))
-    about: dict[str, Any] = {"root": str(tmp_path), "job": "night", "host": "a", "check": False}
-    about.update(lease_dir=folder, permanent=True, grace=0, reason="x")
-    done = calls.stop(about)
-    assert (done["stop_report"]["was"], done["stop_report"]["given_back"]) == ("absent", 1)
-    assert done["changed"]
-    assert leases.holders(folder) == []
-    assert not calls.stop(about)["changed"]
+def test_the_stop_report_has_the_gpus(
+    tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch, start: Starter
+) -> None:
+    monkeypatch.setattr(gpus, "INITIAL_PIDS", os.readlink("/proc/self/ns/pid"))
+    machine.has(1)
+    reports: list[StopReport] = []
+    for resources in ({f"gpu/{UUIDS[0]}": "GPU 0"}, {"port/1": "port 1"}):
+        who = holder("bare", task=f"worker-{len(reports)}")
+        leases.take(str(tmp_path / "leases"), resources, who)
+        noted = spec_of(tmp_path / "leases", who, resources)["leases"]
+        rank_dir = stage(tmp_path, who.task, Path(__file__), leases=noted)
+        child = start(TRAIN_RANK_DIR=str(rank_dir))
+        machine.runs(f"{UUIDS[0]}, {os.getpid()}, 1, not the rank's")
+        reports.append(ranks.stop(str(rank_dir), 1.0, "was stopped"))
+        assert child.wait() == -9
+    assert [report["gpu_memory_free"] for report in reports] == [True, None]
+    assert leases.holders(str(tmp_path / "leases")) == [], "a stop gives back what was taken"
 
 
-def staged_again(root: Path, task: str, claim: str) -> Path:
-    """Stage the second attempt of a rank like ``stage``, and return its folder."""
-    rank_dir = root / "jobs/night" / task
-    spec = ranks.specification(str(rank_dir))
-    (rank_dir.parent / (rank_files.CLAIM_FILE % 2)).write_text(claim)
-    ranks.set_aside(str(rank_dir))
-    staging.write_description(str(rank_dir.parent), {"attempt": 2, "job": "night"})
-    json_files.write_json(str(rank_dir / rank_files.RANK_FILE), dict(spec, attempt=2))
-    return rank_dir
+RESTARTED = "/".join(["another-boot", *HERE.split("/")[1:]])
 
 
-def unstage(root: Path, task: str, claim: str) -> str:
-    """Undo ``staged_again``, and return the message."""
-    about = {"root": str(root), "lease_dir": str(root / "leases"), "job": "night", "task": task}
-    with pytest.raises(CallError) as raised:
-        staging.unstage({**about, "attempt": "2", "created_at": "1.0", "claim": claim})
-    return str(raised.value)
+def answers(root: Path, beside: Sequence[str], names: Sequence[str]) -> dict[str, list[str]]:
+    """Return the tasks that each of the inventory hosts of this machine answers for."""
+    found = {name: ranks.find(str(root), name, "night", beside, names) for name in beside}
+    return {name: [Path(path).name for path in paths] for name, paths in found.items()}
 
 
-def files_of(folder: Path) -> dict[str, bytes]:
-    paths = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+def test_each_host_answers_for_its_own_rank(tmp_path: Path) -> None:
+    lay_out_on(tmp_path, "worker-0", "a")
+    lay_out_on(tmp_path, "worker-1", "b")
+    assert answers(tmp_path, ["a", "b"], ["a", "b", "c"]) == {"a": ["worker-0"], "b": ["worker-1"]}
 
 
-def test_a_later_attempt_that_is_unstaged_leaves_the_job_as_it_was(tmp_path: Path) -> None:
-    """One of two ranks on a machine had its earlier files set aside, and got no new ones."""
-    for task in ("worker-0", "worker-1"):
-        lay_out(tmp_path, "night", task, host=task, phase=records.FAILED)
-    job_dir = tmp_path / "jobs/night"
-    json_files.write_json(str(job_dir / rank_files.JOB_FILE), {"attempt": 1})
-    before = files_of(job_dir)
-    for task in ("worker-0", "worker-1"):
-        staged_again(tmp_path, task, "mine")
-    (job_dir / "worker-1" / rank_files.RANK_FILE).unlink()
-    assert "belongs to another control node" in unstage(tmp_path, "worker-0", "other")
-    for task in ("worker-0", "worker-1"):
-        assert "leases were released" in unstage(tmp_path, task, "mine")
-    assert files_of(job_dir) == before
-    assert ranks.reported(str(job_dir / "worker-0"))["phase"] == records.FAILED
-    unstage(tmp_path, "worker-0", "mine")
-    assert files_of(job_dir).keys() == before.keys()
+@pytest.mark.parametrize("machine", [HERE, RESTARTED])
+def test_ranks_with_names_of_another_inventory_are_shared_out(tmp_path: Path, machine: str) -> None:
+    for task, host in (("worker-0", "10.0.0.1"), ("worker-2", "10.0.0.3"), ("ps-0", "10.0.0.4")):
+        lay_out_on(tmp_path, task, host, machine)
+    lay_out_on(tmp_path, "worker-1", "a", machine)
+    assert answers(tmp_path, ["a", "b", "c"], ["a", "b", "c"]) == {
+        "a": ["worker-1"],
+        "b": ["worker-0", "ps-0"],
+        "c": ["worker-2"],
+    }
+    assert answers(tmp_path, ["x"], ["x"]) == {"x": ["worker-0", "worker-1", "worker-2", "ps-0"]}
 
 
-def test_a_rank_that_has_started_is_not_unstaged(tmp_path: Path) -> None:
-    lay_out(tmp_path, "night", "worker-0", host="a", phase=records.FAILED)
-    rank_dir = staged_again(tmp_path, "worker-0", "mine")
-    (rank_dir / rank_files.STATE_FILE).write_text('{"phase": "stopped", "attempt": 2}')
-    unstage(tmp_path, "worker-0", "mine")
-    assert ranks.specification(str(rank_dir))["attempt"] == 2
+def test_without_a_job_the_newest_with_a_rank_of_the_host_is_meant(tmp_path: Path) -> None:
+    lay_out(tmp_path, "mine", "worker-0", host="a", ago=9)
+    lay_out(tmp_path, "mine", "worker-1", host="b", ago=9)
+    path = lay_out(tmp_path, "strange", "worker-0", host="10.0.0.1", ago=1) / "rank.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "machine": HERE}))
+    jobs = {
+        name: [Path(found).parent.name for found in ranks.find(str(tmp_path), name, "", [name], "")]
+        for name in ("a", "c")
+    }
+    assert jobs == {"a": ["mine"], "c": ["strange"]}
 
 
-def test_a_rank_that_only_a_later_attempt_had_leaves_nothing(tmp_path: Path) -> None:
-    rank_dir = made_ready(tmp_path, 1.0, attempt=2)
-    unstage(tmp_path, "worker-0", "mine")
-    assert not rank_dir.exists()
+def test_what_is_seen_of_another_machine_in_a_shared_folder_is_its_own_business(
+    tmp_path: Path,
+) -> None:
+    lay_out_on(tmp_path, "worker-0", "a")
+    lay_out_on(tmp_path, "worker-1", "b", ELSEWHERE)
+    lay_out_on(tmp_path, "worker-2", "10.0.0.3", ELSEWHERE)
+    assert answers(tmp_path, ["a"], ["a", "b"]) == {"a": ["worker-0"]}
+    assert answers(tmp_path, ["x"], ["x", "y"]) == {"x": ["worker-0"]}
+
+
+def test_names_that_were_exchanged_between_machines(tmp_path: Path) -> None:
+    lay_out_on(tmp_path, "worker-0", "b")
+    assert answers(tmp_path, ["a"], ["a", "b"]) == {"a": ["worker-0"]}
+
+
+def test_of_earlier_attempts_only_what_is_alive_counts_under_other_names(tmp_path: Path) -> None:
+    lay_out_on(tmp_path, "worker-0", "10.0.0.1")
+    lay_out_on(tmp_path, "worker-1", "10.0.0.2", phase=records.RUNNING)
+    lay_out_on(tmp_path, "worker-2", "a", attempt=2)
+    assert answers(tmp_path, ["a"], ["a"]) == {"a": ["worker-2", "worker-1"]}

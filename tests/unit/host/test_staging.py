@@ -1,9 +1,10 @@
-"""The claim of one control node on an attempt, in the job's folder on a host."""
+"""Staging: the claim on an attempt, what is undone, and what cannot be started."""
 
 from __future__ import annotations
 
 import os
 import re
+import tarfile
 import threading
 import time
 from pathlib import Path
@@ -11,7 +12,15 @@ from typing import Any
 
 import pytest
 
-from train.host import staging
+from tests.support.job_folders import lay_out
+from tests.unit.host.conftest import ELSEWHERE, HERE, lay_out_on, made_ready
+from train.host import (
+    json_files,
+    rank_files,
+    ranks,
+    records,
+    staging,
+)
 from train.host.call_types import CallError
 
 MANIFEST: dict[str, Any] = {"job": "night-1", "attempt": 2, "attempts": [{"claim": "mine"}]}
@@ -82,3 +91,102 @@ def test_a_script_is_not_started_without_the_environment_that_it_was_started_wit
     staging.check_environment({"DATA": "/data", "TOKEN": ""}, manifest)
     with pytest.raises(CallError, match="was started with TOKEN in train_job_environment, but"):
         staging.check_environment({"DATA": "/data"}, manifest)
+
+
+def write(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("12345")
+
+
+def test_what_matches_is_packed_for_its_rank(tmp_path: Path) -> None:
+    write(tmp_path / "code", "model.h5", "outputs/a/x.txt", "main.py")
+    params = {"rank_dir": str(tmp_path), "task": "worker-1", "globs": ["*.h5", "outputs"]}
+    packed = staging.collect_files(params)
+    with tarfile.open(packed["archive"]) as tar:
+        names = [member.name for member in tar if member.isfile()]
+    assert sorted(names) == ["worker-1/model.h5", "worker-1/outputs/a/x.txt"]
+    assert staging.collect_files({**params, "globs": ["*.txt"]}) == {"archive": None}
+
+
+def staged_again(root: Path, task: str, claim: str) -> Path:
+    """Stage the second attempt of a rank like ``stage``, and return its folder."""
+    rank_dir = root / "jobs/night" / task
+    spec = ranks.specification(str(rank_dir))
+    (rank_dir.parent / (rank_files.CLAIM_FILE % 2)).write_text(claim)
+    ranks.set_aside(str(rank_dir))
+    staging.write_description(str(rank_dir.parent), {"attempt": 2, "job": "night"})
+    json_files.write_json(str(rank_dir / rank_files.RANK_FILE), dict(spec, attempt=2))
+    return rank_dir
+
+
+def unstage(root: Path, task: str, claim: str) -> str:
+    """Undo ``staged_again``, and return the message."""
+    about = {"root": str(root), "lease_dir": str(root / "leases"), "job": "night", "task": task}
+    with pytest.raises(CallError) as raised:
+        staging.unstage({**about, "attempt": "2", "created_at": "1.0", "claim": claim})
+    return str(raised.value)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def test_a_later_attempt_that_is_unstaged_leaves_the_job_as_it_was(tmp_path: Path) -> None:
+    """One of two ranks on a machine had its earlier files set aside, and got no new ones."""
+    for task in ("worker-0", "worker-1"):
+        lay_out(tmp_path, "night", task, host=task, phase=records.FAILED)
+    job_dir = tmp_path / "jobs/night"
+    json_files.write_json(str(job_dir / rank_files.JOB_FILE), {"attempt": 1})
+    before = files_of(job_dir)
+    for task in ("worker-0", "worker-1"):
+        staged_again(tmp_path, task, "mine")
+    (job_dir / "worker-1" / rank_files.RANK_FILE).unlink()
+    assert "belongs to another control node" in unstage(tmp_path, "worker-0", "other")
+    for task in ("worker-0", "worker-1"):
+        assert "leases were released" in unstage(tmp_path, task, "mine")
+    assert files_of(job_dir) == before
+    assert ranks.reported(str(job_dir / "worker-0"))["phase"] == records.FAILED
+    unstage(tmp_path, "worker-0", "mine")
+    assert files_of(job_dir).keys() == before.keys()
+
+
+def test_a_rank_that_has_started_is_not_unstaged(tmp_path: Path) -> None:
+    lay_out(tmp_path, "night", "worker-0", host="a", phase=records.FAILED)
+    rank_dir = staged_again(tmp_path, "worker-0", "mine")
+    (rank_dir / rank_files.STATE_FILE).write_text('{"phase": "stopped", "attempt": 2}')
+    unstage(tmp_path, "worker-0", "mine")
+    assert ranks.specification(str(rank_dir))["attempt"] == 2
+
+
+def test_a_rank_that_only_a_later_attempt_had_leaves_nothing(tmp_path: Path) -> None:
+    rank_dir = made_ready(tmp_path, 1.0, attempt=2)
+    unstage(tmp_path, "worker-0", "mine")
+    assert not rank_dir.exists()
+
+
+def test_another_attempt_ends_what_ran_under_any_name_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The second attempt has worker-0 and worker-1 here, and worker-2 elsewhere.
+    for index, machine in enumerate((HERE, HERE, HERE, ELSEWHERE)):
+        running = records.RUNNING if index > 1 else records.STOPPED
+        lay_out_on(tmp_path, f"worker-{index}", f"10.0.0.{index}", machine, phase=running)
+    machines = {"a": HERE, "b": HERE, "c": ELSEWHERE}
+    manifest = {
+        "hosts": {name: {"machine": machine} for name, machine in machines.items()},
+        "ranks": [{"host": name, "task": f"worker-{n}"} for n, name in enumerate(machines)],
+    }
+    stopped: list[str] = []
+
+    def stop(folder: str, *_: Any) -> dict[str, list[int]]:
+        stopped.append(Path(folder).name)
+        return {"remaining": []}
+
+    monkeypatch.setattr(ranks, "stop", stop)
+    job_dir = tmp_path / "jobs/night"
+    staging.end_earlier(str(job_dir), str(job_dir / "worker-0"), "a", manifest)
+    assert sorted(stopped) == ["worker-0", "worker-2"]
+    assert (job_dir / "worker-0/attempts/1/rank.json").exists()
+    assert not (job_dir / "worker-1/attempts").exists()

@@ -90,7 +90,12 @@ def test_interpreters_that_fit_are_found_where_another_does_not(
         (None, "no such program"),
     ],
 )
-def test_what_is_no_python(tmp_path: Path, answer: str | None, error: str) -> None:
+def test_what_is_no_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str | None, error: str
+) -> None:
+    # Interpreters of this machine are not run.
+    monkeypatch.setattr(suitability, "PLACES", ())
+    monkeypatch.setenv("PATH", "/nowhere")
     path = tmp_path / "python3"
     if answer:
         program(path, answer)

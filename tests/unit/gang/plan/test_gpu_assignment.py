@@ -82,3 +82,49 @@ def test_gpus_that_cannot_be_given(wanted: dict[str, Any], count: int, message: 
     groups = {"worker": ["a", "b"], "evaluator": ["c"]}
     with pytest.raises(UserError, match=re.escape(message)):
         gang(groups, wanted, count, instances=2 if count else 0)
+
+
+def busy(why: str, waits: bool = False) -> dict[str, Any]:
+    return {"why": why, "remedy": "REMEDY", "waits": waits}
+
+
+WORKERS = {"worker": ["a", "b"]}
+
+
+def test_auto_leaves_out_what_others_use() -> None:
+    found = gang(WORKERS, {}, busy={UUIDS[0]: busy("in use")})
+    assert found == {"a": ("1",), "b": ("2",)}, "3 are left, even shares"
+    found = gang(WORKERS, {}, instances=2, busy={MIG[1]: busy("in use")})
+    assert found == {"a": ("1",), "b": ("2",)}, "a GPU of which a part is in use"
+
+
+def test_a_job_that_waits_takes_free_ones_and_else_waits_for_all() -> None:
+    waits = {UUIDS[i]: busy("in use", waits=True) for i in (0, 1)}
+    assert gang(WORKERS, {}, busy=waits) == {"a": ("2",), "b": ("3",)}
+    waits[UUIDS[2]] = waits[UUIDS[0]]
+    assert gang(WORKERS, {}, busy=waits) == {"a": ("0", "1"), "b": ("2", "3")}
+    assert gang(WORKERS, {"b": [0]}, busy=waits) == {"a": ("3",), "b": ("0",)}
+
+
+X, FEW = busy("in use by X"), "too few GPUs are free. The machine has 2 GPUs"
+
+IN_USE: list[tuple[Any, Any, int, str]] = [
+    ({"b": [0]}, {UUIDS[0]: X}, 4, "b requests GPU 0, which is in use by X: REMEDY"),
+    ({"b": [UUIDS[0]]}, {MIG[0]: X}, 4, "b requests GPU 0, which is in use by X: REMEDY"),
+    ({"b": [MIG[0]]}, {UUIDS[0]: X}, 4, f"b requests {MIG[0]} of GPU 0, which is"),
+    ({}, {UUIDS[1]: X}, 2, f"a, b: {FEW}; GPU 1 is in use by X. Remedy: REMEDY"),
+    (
+        {"b": [0]},
+        {UUIDS[1]: X},
+        2,
+        f"{FEW}, 1 of them assigned to other ranks; GPU 1 is in use by X",
+    ),
+]
+
+
+@pytest.mark.parametrize(("wanted", "others", "count", "message"), IN_USE)
+def test_gpus_of_others_are_refused(wanted: Any, others: Any, count: int, message: str) -> None:
+    with pytest.raises(UserError) as raised:
+        gang(WORKERS, wanted, count, instances=2, busy=others)
+    assert message in str(raised.value)
+    assert gang(WORKERS, {"b": [MIG[1]]}, 4, instances=2, busy={MIG[0]: busy("in use")})

@@ -1,4 +1,4 @@
-"""The estimate of how training scales, from invented times."""
+"""The estimate of how training scales, from invented times, and the maps of paths."""
 
 from __future__ import annotations
 
