@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 from ansible.errors import AnsibleError
 from ansible.module_utils.testing import patch_module_args
@@ -21,6 +23,25 @@ ROLE = REPOSITORY / "roles/nvidia_driver"
 KERNEL = "6.1.0-50-amd64"
 #: Turing's T4, Pascal's P100, Hopper's H100, Blackwell's B200.
 T4, P100, H100, B200 = "1eb8", "15f8", "2330", "2901"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once() -> Iterator[None]:
+    """Compile each template once: Ansible compiles it for each value that needs it."""
+    code: dict[Any, Any] = {}
+    compiling: Any = jinja2.Environment.compile
+
+    def cached(self: Any, source: Any, *more: Any, **options: Any) -> Any:
+        if not isinstance(source, str):
+            return compiling(self, source, *more, **options)
+        key = (type(self), str(source), more, *options.items())
+        if key not in code:
+            code[key] = compiling(self, source, *more, **options)
+        return code[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jinja2.Environment, "compile", cached)
+        yield
 
 
 class Machine:
@@ -82,8 +103,9 @@ class Decision:
     def file(name: str) -> Any:
         return DataLoader().load_from_file(str(ROLE / name), trusted_as_template=True)
 
-    @property
+    @functools.cached_property
     def templar(self) -> Templar:
+        """One for all values: each new one would compile all templates again."""
         return Templar(loader=DataLoader(), variables=self.variables)
 
     def value(self, name: str) -> Any:
@@ -94,6 +116,7 @@ class Decision:
         if "ansible.builtin.include_vars" in task:
             name = self.templar.template(task["ansible.builtin.include_vars"]["file"])
             self.variables.update(self.file(f"vars/{name}"))
+            self.templar.available_variables = self.variables
         elif self.holds(task.get("when", [])):
             for inner in task.get("block", []):
                 self.follow(inner)
