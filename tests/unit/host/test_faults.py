@@ -37,11 +37,11 @@ def test_only_jobs_of_a_drill_get_a_fault(tmp_path: Path, start: Starter) -> Non
 
 
 def test_a_fault_that_is_not_possible_is_left_out_with_its_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Starter
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    # The pid is this process'; its start is that of an earlier process.
-    lay_out(tmp_path, "drill-1", "worker-0", host="a", pid=os.getpid(), pid_start=1)
+    # Another process has the pid now.
+    lay_out(tmp_path, "drill-1", "worker-0", host="a", pid=start().pid, pid_start=1)
     assert ask(tmp_path) == {"skipped_because": "the rank is not running"}
     root = {"skipped_because": "this fault needs root: set ansible_become for the hosts"}
     assert ask(tmp_path, fault=faults.PORT) == ask(tmp_path, fault=faults.SSH) == root
@@ -56,11 +56,13 @@ def test_a_frozen_rank_is_stopped_with_its_children_and_not_ended() -> None:
         assert script.stdout is not None
         pids = script.pid, int(script.stdout.readline())
         state: Any = {"pid": script.pid, "pid_start": processes.start_time(script.pid)}
-        assert faults.inject(faults.FREEZE, state, 5.0) == 0.0
-        for pid in pids:
-            assert processes.wait_until(functools.partial(processes.is_stopped, pid), 10, 0.01)
-        assert script.poll() is None
-        os.killpg(script.pid, signal.SIGKILL)
+        try:
+            assert faults.inject(faults.FREEZE, state, 5.0) == 0.0
+            for pid in pids:
+                assert processes.wait_until(functools.partial(processes.is_stopped, pid), 10, 0.01)
+            assert script.poll() is None
+        finally:
+            os.killpg(script.pid, signal.SIGKILL)
 
 
 def test_rules_for_a_port_expire_by_themselves() -> None:
