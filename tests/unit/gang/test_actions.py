@@ -65,7 +65,7 @@ def test_options_have_the_types_of_the_documentation() -> None:
     [
         ({"wait": "long"}, "gang_lease: argument 'wait' is of type"),
         ({"wait": None}, "gang_lease: missing required arguments: wait"),
-        ({"wiat": 60}, "gang_lease: has no option wiat."),
+        ({"pause": 60}, "gang_lease: has no option pause."),
     ],
 )
 def test_wrong_options_are_refused_before_anything_runs(changed: Any, message: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.gang.hostile import ENVIRONMENT, FACTS
 from tests.unit.gang.made_up_play import a_play
 from train.gang.errors import UserError
-from train.gang.plan import script_files, script_packages
+from train.gang.plan import script_packages
 
 NAMES = ("node-0", "node-1")
 
@@ -40,7 +40,6 @@ def hosts(**changed: Any) -> Any:
 
 def test_the_modules_of_a_script_are_those_that_it_always_imports(script: Path) -> None:
     assert script_packages.script_modules(args(script)) == ["PIL", "pandas"]
-    assert script_packages.script_modules(args(script_files.WORKER)) == []
     assert script_packages.script_modules(args(script.with_name("nowhere.py"))) == []
 
 
