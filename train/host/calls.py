@@ -117,7 +117,8 @@ def stop(params: Params) -> CallResult:
 def stop_request(params: Params) -> CallResult:
     """Return the request that has permanently stopped a job on this host.
 
-    ``stopped`` is text to follow the job's name, or empty if the job was not stopped.
+    ``stopped`` is a phrase that follows the job's name, or an empty string if the job was not
+    stopped.
 
     Args:
         params: ``root`` and ``job``.
@@ -180,7 +181,7 @@ def _stop_rank(rank_dir: str, params: Params, check: bool, permanent: bool) -> r
 
 
 def _problem(task: str, report: records.StopReport) -> str:
-    """Return a message about remaining parts of a stopped rank, or an empty text."""
+    """Return a message about what remains of a stopped rank, or an empty string."""
     port = report["port"]
     if report["remaining"]:
         return "processes %s of %s could not be killed" % (

@@ -91,7 +91,7 @@ def _number(*parts: str) -> int:
 
 
 def _group(pid: int) -> Dict[int, List[str]]:
-    """Return the ``stat`` fields of the process and of its process group, by process."""
+    """Return by pid the ``stat`` fields of a process and of the others in its process group."""
     group = {}
     for one in processes.pids():
         with contextlib.suppress(OSError, IndexError):  # it has ended
@@ -139,7 +139,7 @@ def _time(pid: int, group: Dict[int, List[str]]) -> Facts:
 
 
 def limit(pid: int, group: Optional[Dict[int, List[str]]] = None) -> Facts:
-    """Return the CPU limit of the nearest control group that has one."""
+    """Return the CPU limit of the nearest control group that has one; empty without a limit."""
     listed = read_text(processes.PROC, str(pid), "cgroup")
     for folders in control_groups(listed, "cpu", os.path.join(SYS, "fs/cgroup")):
         for folder in folders:
