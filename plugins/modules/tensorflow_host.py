@@ -173,7 +173,10 @@ def device_files() -> int:
 
 
 def driver() -> Optional[Dict[str, Any]]:
-    """Return the driver and the number of its GPUs, or None without GPUs. Only read files."""
+    """Return the version of the driver and the number of its GPUs, or None without GPUs.
+
+    Only files are read: no GPU is opened.
+    """
     try:
         gpus = len(os.listdir(os.path.join(PROC, "gpus")))
     except OSError:

@@ -687,7 +687,7 @@ def describe(blocker: Entry) -> str:
 
 
 def whose(blocker: Entry) -> str:
-    """Return who holds or claims a resource, such as ``in use by worker-0 of job night-1 (...)``."""
+    """Return who holds or claims a resource, such as ``in use by worker-0 of job night-1 ...``."""
     when = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(blocker["since"]))
     what = {
         STARTED: "in use by %s of job %s (user %s, since %s)",
