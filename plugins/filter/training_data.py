@@ -49,7 +49,10 @@ def complete(entry: dict[str, Any], folder: str, published: dict[str, Any]) -> d
 def training_data_entries(
     entries: list[dict[str, Any]], folder: str, published: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Return the entries with all keys (see ``complete``), without reading sources of known hash."""
+    """Return the entries with all keys, see ``complete``.
+
+    Sources with a known hash are not read.
+    """
     return [complete(entry, folder, published) for entry in entries]
 
 

@@ -299,7 +299,7 @@ class Environment:
         )
 
     def _source(self) -> Tuple[List[str], Dict[str, str]]:
-        """Return the package source: options for uv, and its environment."""
+        """Return the options and the environment with which uv uses the right package source."""
         wheelhouse = self.params["wheelhouse"]
         if wheelhouse:  # no index, because it may be out of reach
             options = ["--no-index", "--find-links", wheelhouse, "--offline", "--no-config"]

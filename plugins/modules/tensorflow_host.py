@@ -168,7 +168,7 @@ def folder(root: str) -> Dict[str, Any]:
 
 
 def device_files() -> int:
-    """Return the number of the GPUs' device files."""
+    """Return the number of device files of GPUs."""
     return len(glob.glob(os.path.join(DEV, "nvidia[0-9]*")))
 
 

@@ -134,7 +134,7 @@ def stop_request(params: Params) -> CallResult:
 def _stop_ranks(
     found: List[str], params: Params, check: bool, permanent: bool
 ) -> List[records.StopReport]:
-    """Stop the ranks of several folders in parallel: each may take its whole grace period."""
+    """Stop the ranks in several folders in parallel, because each may take its grace period."""
     if len(found) < 2:
         return [_stop_rank(rank_dir, params, check, permanent) for rank_dir in found]
     from concurrent.futures import ThreadPoolExecutor  # slow to import

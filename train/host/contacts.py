@@ -194,7 +194,7 @@ class Contacts:
         return False
 
     def is_without_any(self) -> bool:
-        """Return whether a rank with TensorFlow and without known steps never had a contact."""
+        """Return whether a rank with TensorFlow, whose steps are unknown, never had a contact."""
         looked = self._looks_without_steps >= _LOOKS_WITHOUT_STEPS
         return looked and self._needs_contact and self._listened and not self._has_contact
 

@@ -170,7 +170,7 @@ def start_of_lines(path: str, lines: int, hole: Optional[Sequence[int]] = None) 
 
 
 def size_of(folder: str) -> int:
-    """Return the size of a folder on the disk in bytes; links are not followed."""
+    """Return the disk space that a folder uses, in bytes; links are not followed."""
     blocks = {}
     for parent, names, files in os.walk(folder):
         for path in [parent, *(os.path.join(parent, name) for name in names + files)]:

@@ -1,4 +1,4 @@
-"""Finds processes that are still active when a script has ended, before they are ended."""
+"""Finds processes that are still active when a script has ended, before they are killed."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class _Host:
         connection.close()
 
     def _call(self, peer: str) -> Tuple[Link, Optional[socket.socket]]:
-        """Connect to a peer, which may not have begun yet."""
+        """Connect to a peer, which may not have begun yet; return results and the connection."""
         address, port = self.peers[peer]
         while True:
             result, connection = connect(address, port, CONNECT_S)
@@ -188,7 +188,7 @@ class _Host:
     def _transfer(
         self, out: socket.socket, back: socket.socket, found: Link, sends_first: bool
     ) -> None:
-        """Measure both directions, each on the connection to the receiver's address."""
+        """Measure both directions, each on the connection that its sender opened if possible."""
         out.settimeout(STALL_S)
         back.settimeout(STALL_S)
         found["local"] = str(out.getsockname()[0]).replace("::ffff:", "")

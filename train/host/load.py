@@ -1,4 +1,4 @@
-"""Reads counters of a rank's CPU time, and of limits and load on its host."""
+"""Reads counters of a rank's CPU time, and the limits and the load of its host."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _group(pid: int) -> Dict[int, List[str]]:
 
 
 def _time(pid: int, group: Dict[int, List[str]]) -> Facts:
-    """Return the CPU time of the processes, and the clock of the cores on which they run."""
+    """Return the CPU time of the processes, and the clock rate of the cores on which they run."""
     ticks = sum(int(value) for fields in group.values() for value in fields[11:15])
     waited: List[float] = []
     nices, running = [], [int(group[pid][36])]

@@ -114,7 +114,7 @@ def proxy(pid: Any) -> str:
 
 
 def check(rank_dir: str, peers: Dict[str, Tuple[str, int]], timeout: float) -> records.Probed:
-    """Return the state of the rank's connections on this host."""
+    """Return which peers the rank's host reaches, and facts that explain failures."""
     state = ranks.observe(rank_dir)
     task, port = state.get("task"), state.get("port")
     address = peers[task][0] if task in peers else ""

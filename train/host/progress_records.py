@@ -172,7 +172,10 @@ class ProgressWriter:
         return bool(self.path) and (phase != self._phase or is_late)
 
     def write(self, phase: str, force: bool = False, **fields: Any) -> None:
-        """Append one record. Raise TypeError if it cannot be converted to JSON."""
+        """Append a record if it is ``due``, or with ``force``.
+
+        Raise TypeError if a field cannot be converted to JSON.
+        """
         if not self.path or not (force or self.due(phase)):
             return
         self._last, self._phase = time.monotonic(), phase

@@ -142,8 +142,8 @@ def set_aside(rank_dir: str) -> None:
 def put_back(rank_dir: str, attempt: int) -> None:
     """Undo ``set_aside`` for an ``attempt`` that was staged but not started.
 
-    The rank's folder is restored to its state after the previous attempt. If there was none, the
-    folder is removed.
+    The rank's folder is restored to its state after the previous attempt. If there was no previous
+    attempt in it, the folder is removed.
     """
     current = specification(rank_dir).get("attempt", attempt)
     if current != attempt or observe(rank_dir)["phase"] != records.ABSENT:
@@ -176,7 +176,7 @@ def _write_at_last(path: str, *arguments: Any) -> None:
 
 
 def write_state(rank_dir: str, state: records.RankState) -> None:
-    """Write a rank's ``state.json``; errors are only noted, because the rank does not need it."""
+    """Write a rank's ``state.json``; errors are only printed, because the rank does not need it."""
     # The reserved space is for the end, because an active script would fill it again.
     write = _write_at_last if state["phase"] in records.FINAL_PHASES else json_files.write_json
     try:

@@ -84,7 +84,7 @@ def suggest(name: str, **fields: object) -> str:
 
 
 def fields_of(marker: "re.Match[str]") -> Dict[str, str]:
-    """Return the fields of a marker."""
+    """Return the fields of a marker by name, decoded but not checked."""
     pairs = (word.partition("=") for word in marker["fields"].split())
     return {field: urllib.parse.unquote(value) for field, _, value in pairs}
 

@@ -430,7 +430,7 @@ class _Log:
         return None
 
     def ending_of(self, block: Block) -> Ending:
-        """Return the ending for a block."""
+        """Return the ending that a block describes."""
         exception, message = self._exception(block), self.lines[block.at + 1 : block.end]
         leaves = self._leaves(block)
         if leaves:

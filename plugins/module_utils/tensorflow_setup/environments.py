@@ -68,7 +68,7 @@ def with_bases(folder: str, chosen: Iterable[str]) -> Set[str]:
 
 
 def discard(folder: str) -> None:
-    """Remove an environment, and its marker first, so that remains do not count as finished."""
+    """Remove an environment, its marker first, so that remains do not count as finished."""
     marker = os.path.join(folder, MARKER)
     if os.path.lexists(marker):
         os.unlink(marker)
