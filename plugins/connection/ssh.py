@@ -158,7 +158,7 @@ class Connection(_Core):  # type: ignore[misc]
             raise AnsibleConnectionFailure(error)
 
     def _exists(self) -> bool:
-        """Return whether the login in which this connection has a place exists."""
+        """Return whether the login that this connection uses exists."""
         check = self._ssh("-O", "check", self.host)
         try:
             done = subprocess.run(check, stdin=subprocess.DEVNULL, capture_output=True, check=False)
@@ -193,7 +193,7 @@ class Connection(_Core):  # type: ignore[misc]
         return self._numbered(super()._build_command(binary, subsystem, *other_args))
 
     def _numbered(self, command: list[bytes]) -> list[bytes]:
-        """Make a command use the login in which this connection has a place.
+        """Make a command use the login of this connection.
 
         The first login uses the control path that Ansible or the user has chosen. For the others, a
         number is appended to it.

@@ -57,7 +57,8 @@ class Compute:
     def get(self, path: str, **params: str) -> dict[str, Any] | None:
         """Return the answer to a GET request for ``path`` in the project.
 
-        Return None if the path does not exist. Fail the module with a remedy if the request is rejected.
+        Return None if the path does not exist. Fail the module with a remedy if the request is
+        rejected.
         """
         try:
             response = self._session.get(

@@ -115,7 +115,7 @@ def stop(params: Params) -> CallResult:
 
 
 def stop_request(params: Params) -> CallResult:
-    """Return the request that has permanently stopped a job on this host.
+    """Return why a job on this host was stopped permanently.
 
     ``stopped`` is a phrase that follows the job's name, or an empty string if the job was not
     stopped.

@@ -414,7 +414,8 @@ def _is_of(entry: Entry, holder: Holder) -> bool:
 def _yields(entry: Entry, holder: Holder) -> bool:
     """Return whether ``holder`` may take over a lease of the same job.
 
-    This is the case if the lease is from an earlier attempt, or if its rank has not started.
+    This is the case if the lease is from an earlier attempt, or if it is from the same attempt and
+    its rank has not started.
     """
     started = entry["state"] == STARTED
     return _is_of(entry, holder) and (entry["attempt"], started) < (holder.attempt, True)
@@ -512,10 +513,10 @@ def wait(
     seconds: float,
     is_first: bool = False,
 ) -> List[Entry]:
-    """Queue for ``resources`` for up to ``seconds`` without taking them; return the blockers.
+    """Wait in the queue up to ``seconds`` for ``resources``, and return the blockers.
 
-    The result is empty if the resources can be taken. Raise StoppedError if the job was stopped
-    meanwhile. A stop before this call counts as well, unless ``is_first`` is true.
+    The resources are not taken. The result is empty if they can be taken. Raise StoppedError if the
+    job was stopped meanwhile. A stop before this call counts as well, unless ``is_first`` is true.
     """
     deadline = time.monotonic() + seconds
 
