@@ -14,5 +14,5 @@ class ActionModule(GangAction):
 
     @staticmethod
     def decide(play: Play, options: Args) -> dict[str, object]:
-        """Return ``beside``: for each host, all names of its machine in this play."""
+        """Return ``beside``: for each host, the names of all hosts of this play on its machine."""
         return {"beside": play.neighbours()}

@@ -14,7 +14,7 @@ class ActionModule(HostAction):
     logs_in = True
 
     def act(self, options: Args, task_vars: Args) -> Returned:
-        """Examine the host, also for what the set-up needs there."""
+        """Examine the host, including the requirements of the set-up there."""
         play = connections.Play(self, task_vars)
         needs = suitability_check.needs(play, str(task_vars["inventory_hostname"]))
         return self.call(options, task_vars, suitability=needs.request)

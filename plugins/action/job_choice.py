@@ -1,4 +1,4 @@
-"""Choose old jobs over all hosts."""
+"""Choose the old jobs of all hosts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from train.gang import job_lists
 
 
 class ActionModule(GangAction):
-    """Choose old jobs over all hosts."""
+    """Choose the old jobs of all hosts."""
 
     decide = staticmethod(job_lists.choose_old)

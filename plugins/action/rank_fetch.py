@@ -22,7 +22,8 @@ class ActionModule(HostAction):
     def act(self, options: Args, task_vars: Args) -> Returned:
         """Fetch the packed files and unpack them below the job's folder.
 
-        ``error`` does not fail the task, because they can be fetched again.
+        Return an error as ``error``. It does not fail the task, because the files can be fetched
+        again.
         """
         run_dir, limit = Path(options["run_dir"]), int(options["limit_mb"] * 2**20)
         target, names = run_dir, options["folders"] or []

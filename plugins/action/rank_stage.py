@@ -16,10 +16,10 @@ class ActionModule(HostAction):
     _supports_check_mode = False
 
     def act(self, options: Args, task_vars: Args) -> Returned:
-        """Include the job's archive, so that a rank needs only one transfer.
+        """Send the job's archive to the host, and stage the rank with it.
 
-        The script's environment is added here, so that it is in no argument or result that could be
-        printed.
+        The script's environment is added here, so that it is not in an argument or a result that
+        could be printed.
         """
         play = connections.Play(self, task_vars)
         environment = play.environment(str(task_vars["inventory_hostname"]))

@@ -1,4 +1,4 @@
-"""Output of ``playbooks/setup.yml``: a line per step that changed hosts, and progress messages.
+"""Output of ``playbooks/setup.yml``: a line for each step that changed hosts, and messages.
 
 With ``-v`` and for all other playbooks, the output is that of Ansible's default callback.
 """
@@ -52,7 +52,7 @@ JOINED = "\N{NO-BREAK SPACE}"
 
 
 class Step:
-    """A running task: its hosts, and its results by text."""
+    """A running task: the hosts on which it runs, those that it changed, and those by message."""
 
     def __init__(self, task: Any) -> None:
         self.name = task.get_name().rpartition(" : ")[2].strip()
@@ -64,7 +64,7 @@ class Step:
         self.texts: dict[tuple[str, str], list[str]] = {}
 
     def add(self, kind: str, text: str, host: str) -> None:
-        """Record the text of a host."""
+        """Record a message or an error of a host."""
         self.texts.setdefault((kind, text), []).append(host)
 
     def failed(self) -> bool:
@@ -76,7 +76,7 @@ class Step:
         return time.monotonic() - self.began
 
     def duration(self) -> str:
-        """Return the duration as text for users, which stays on one line."""
+        """Return the duration as text for users, which is not broken into two lines."""
         return f"({self.seconds():.0f}{JOINED}s)"
 
 
@@ -88,7 +88,7 @@ def names(hosts: Sequence[str]) -> str:
 def is_rescued(task: Any) -> bool:
     """Return whether the playbook continues after a failure of a task.
 
-    That is the case if a block around it has a rescue section.
+    That is the case if a block around the task has a rescue section.
     """
     within = {task._uuid}
     parent = task._parent
@@ -115,9 +115,10 @@ def explain(result: dict[str, Any]) -> str:
 
 
 def wrapped(text: str, indent: str) -> Iterator[str]:
-    """Yield a text's lines, wrapped to the width.
+    """Yield the lines of a text, wrapped at WIDTH characters.
 
-    Words, such as paths, are not broken, nor are commands, which are lines that start with spaces.
+    Long words, such as paths, are not broken. Lines that start with two spaces are commands, and
+    are not wrapped.
     """
     for line in text.splitlines():
         lines = [indent + line]
@@ -134,7 +135,7 @@ def wrapped(text: str, indent: str) -> Iterator[str]:
 
 
 class CallbackModule(Default):  # type: ignore[misc]
-    """Ansible's default callback with a short format."""
+    """Ansible's default callback, with a shorter output for ``playbooks/setup.yml``."""
 
     CALLBACK_VERSION = 2.0
     CALLBACK_TYPE = "stdout"

@@ -1,8 +1,8 @@
 """Runs commands on the nodes of a Slurm job as job steps, for clusters without SSH to the nodes.
 
 Each command is a step: ``srun --overlap --jobid JOB --nodelist NODE --ntasks 1``. A step ends when
-all processes that its command started have ended, so that Slurm knows a rank in the background as
-part of the job. The command itself returns when it has ended.
+all processes that its command started have ended, so that Slurm counts a rank in the background as
+part of the job. This plugin does not wait for them: it returns when the command itself has ended.
 """
 
 from __future__ import annotations
@@ -106,7 +106,10 @@ _POLL_S = 1.0
 
 
 class _Stream:
-    """An output of a step up to the mark that ends it."""
+    """Standard output or standard error of a step, up to the mark at the command's end.
+
+    In standard output, another mark shows where the command's output begins.
+    """
 
     def __init__(self, mark: bytes) -> None:
         self._begin, self._end = mark + b" begin\n", mark + b" end "
@@ -115,7 +118,7 @@ class _Stream:
         self.code: int | None = None
 
     def add(self, data: bytes) -> None:
-        """Add output."""
+        """Add output, and search it for the marks."""
         # The mark may begin in data that was added before.
         start = max(0, len(self._data) - len(self._end))
         self._data += data
@@ -279,6 +282,6 @@ def _environment() -> dict[str, str]:
 
 
 def _send(stream: IO[bytes], data: bytes) -> None:
-    """Write a command's input."""
+    """Write a command's input and close it. Ignore errors of a command that does not read it."""
     with contextlib.suppress(OSError), stream:  # it may end before it has read all
         stream.write(data)

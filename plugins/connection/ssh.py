@@ -1,9 +1,9 @@
 """Ansible's ``ssh`` plugin, with logins shared by the inventory hosts of a machine.
 
-It replaces ``ansible.builtin.ssh`` under its short name and has the same options. Additions, see
-train/gang/logins.py: only one process at a time logs in to a machine, a login serves eight commands
-at once, and a login that sshd refuses because of too many others is tried again. Failed transfer
-methods do not cause a warning for each host.
+It replaces ``ansible.builtin.ssh`` under its short name and has the same options. It adds the
+following, see train/gang/logins.py. Only one process at a time logs in to a machine. A login serves
+up to eight commands at once. If sshd refuses a login because there are too many at once, it is
+tried again. Failed transfer methods do not cause a warning for each host.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Connection(_Core):  # type: ignore[misc]
         self._login = 0
 
     def _file_transport_command(self, *args: Any, **kwargs: Any) -> Any:
-        """Send or fetch a file, without Ansible's warning for each host and failed method."""
+        """Send or fetch a file, without Ansible's warning for each method that fails on a host."""
         if self.get_option("ssh_transfer_method") != "smart":
             return super()._file_transport_command(*args, **kwargs)
         try:
@@ -111,7 +111,7 @@ class Connection(_Core):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def _session(self) -> Iterator[None]:
-        """Occupy a place in a login to the machine, and create the login if necessary."""
+        """Occupy one of the places in a login to the machine, and log in if necessary."""
         if self._in_session:  # copying a file runs commands
             yield
             return
@@ -146,7 +146,7 @@ class Connection(_Core):  # type: ignore[misc]
             return None
 
     def _log_in(self, shared: logins.Logins) -> None:
-        """Create the login if necessary; raise AnsibleConnectionFailure if it was refused."""
+        """Log in if necessary. Raise AnsibleConnectionFailure if the login is refused."""
         if self._exists():
             return
         wait = _WAIT * float(self.get_option("timeout"))
@@ -158,7 +158,7 @@ class Connection(_Core):  # type: ignore[misc]
             raise AnsibleConnectionFailure(error)
 
     def _exists(self) -> bool:
-        """Return whether the login exists."""
+        """Return whether the login that this connection uses exists."""
         check = self._ssh("-O", "check", self.host)
         try:
             done = subprocess.run(check, stdin=subprocess.DEVNULL, capture_output=True, check=False)
@@ -167,7 +167,7 @@ class Connection(_Core):  # type: ignore[misc]
         return done.returncode == 0
 
     def _connect_login(self) -> str:
-        """Log in for the commands that follow; return the error, if any."""
+        """Log in for the commands that follow; return the error, or an empty string."""
         # In the background, without a command. The command that needs forwarded ports forwards
         # them.
         words = ("-f", "-N", "-o", "ClearAllForwardings=yes", self.host)
@@ -193,9 +193,10 @@ class Connection(_Core):  # type: ignore[misc]
         return self._numbered(super()._build_command(binary, subsystem, *other_args))
 
     def _numbered(self, command: list[bytes]) -> list[bytes]:
-        """Make a command use the login in which this connection has a place.
+        """Make a command use the login of this connection.
 
-        The path of the first login is the one that Ansible or the user has chosen.
+        The first login uses the control path that Ansible or the user has chosen. For the others, a
+        number is appended to it.
         """
         for index, word in enumerate(command if self._login else ()):
             path = _PATH.fullmatch(word)
@@ -207,7 +208,7 @@ class Connection(_Core):  # type: ignore[misc]
     def _bare_run(
         self, cmd: list[bytes], in_data: bytes | None, sudoable: bool = True, checkrc: bool = True
     ) -> tuple[int, bytes, bytes]:
-        """Run ssh, sftp or scp; repeat while a login is refused because of too many others."""
+        """Run ssh, sftp or scp. Repeat this if the login is refused because there are too many."""
         pauses = logins.pauses(float(self.get_option("timeout")))
         while True:
             run = super()._bare_run(cmd, in_data, sudoable=sudoable, checkrc=False)
@@ -232,9 +233,9 @@ class Connection(_Core):  # type: ignore[misc]
             return code, output, errors
 
     def _with_reason(self, errors: bytes) -> bytes:
-        """Return a failed login's errors, with the output of its ``ProxyCommand`` or ``ProxyJump``.
+        """Return a failed login's errors, including those of its ``ProxyCommand`` or ``ProxyJump``.
 
-        For shared logins, ssh itself does not show that output.
+        For a shared login, ssh does not show the latter, so it is run again without sharing.
         """
         if b" UNKNOWN port " not in errors:
             return errors
@@ -246,7 +247,7 @@ class Connection(_Core):  # type: ignore[misc]
         return reason if code == 255 else errors
 
     def _renew_password(self, cmd: list[bytes]) -> None:
-        """Provide the password again for a command that runs again."""
+        """Provide the password for another run of a command."""
         if cmd[0] == b"sshpass":
             self.sshpass_pipe = os.pipe()
             cmd[1] = b"-d%d" % self.sshpass_pipe[0]

@@ -67,7 +67,10 @@ def compare(
 
 
 def bounds_of(answers: Iterable[str]) -> tuple[float, float] | None:
-    """Return the bounds in seconds by which a clock is ahead of the control node's."""
+    """Return the least and the most seconds by which a clock is ahead of the control node's.
+
+    Return None if the answers are unreadable.
+    """
     found = [_READING.fullmatch(answer.strip()) for answer in answers]
     times = [(float(match[1]), float(match[2])) for match in found if match]
     bounds = [(theirs - later, theirs - asked) for (asked, theirs), (later, _) in pairwise(times)]
@@ -75,7 +78,11 @@ def bounds_of(answers: Iterable[str]) -> tuple[float, float] | None:
 
 
 def _ahead(one: tuple[float, float], other: tuple[float, float]) -> float:
-    """Return the minimum that a clock is ahead of another; 0 if they may be the same."""
+    """Return the seconds by which a clock is ahead of another; negative if it is behind.
+
+    The arguments are the bounds of both clocks. The result is the value closest to 0 that they
+    allow.
+    """
     return max(one[0] - other[1], 0.0) + min(one[1] - other[0], 0.0)
 
 

@@ -21,5 +21,5 @@ class FilterModule:
 
 
 def package_file(name: str) -> str:
-    """Return the absolute path of a file of the package, given relative to it."""
+    """Return the absolute path of a file of the package from its path within the package."""
     return str(PACKAGE / str(name))

@@ -30,7 +30,7 @@ def is_loopback(name: str) -> bool:
 
 
 def addresses_of(names: Iterable[str]) -> list[str]:
-    """Return the IP addresses among the names that other hosts can use."""
+    """Return those of ``names`` that are IP addresses and can be used from other hosts."""
     found = []
     for name in names:
         try:
@@ -73,9 +73,15 @@ def place_of(member: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[st
 def ssh_keys_places(
     members: Sequence[Mapping[str, Any]], played: Sequence[str], hostvars: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the place of each machine, by the inventory host that the role runs on.
+    """Return by name the place of each machine (see ``place_of``).
 
-    A machine that no other machine can reach is excluded.
+    Machines that others cannot reach are excluded. Raise AnsibleFilterError if the role runs on
+    such a machine and on others, or if two machines have the same address.
+
+    Args:
+        members: the machines of the cluster; if empty, those that the role runs on.
+        played: the inventory hosts that the role runs on.
+        hostvars: the variables of all hosts.
     """
     members = members or [{"name": host} for host in played]
     every = {m["name"]: place_of(m, hostvars[m["name"]]) for m in members}
@@ -105,7 +111,7 @@ def ssh_keys_places(
 def ssh_keys_report(
     user: str, keys: Sequence[str], host_keys: Sequence[str], addresses: Sequence[str]
 ) -> dict[str, Any]:
-    """Check a host's report about itself and return it, with keys without comments."""
+    """Check a host's report about itself, and return it without the comments of keys."""
     found = [" ".join(key.split()[:2]) for key in keys if key]
     host = [" ".join(key.split()[:2]) for key in host_keys]
     host = sorted({key for key in host if re.fullmatch(HOST_KEY, key)})
@@ -122,7 +128,15 @@ def ssh_keys_report(
 
 
 def recall(names: Sequence[str], cluster: str, files: Mapping[str, str]) -> dict[str, Any] | None:
-    """Return the report on a machine from which another host's files were written."""
+    """Restore the report of a machine from another host's ``files``, which were written from it.
+
+    Return None if they do not contain the machine.
+
+    Args:
+        names: the machine's names.
+        cluster: the name of the cluster in the comments of keys.
+        files: the contents of ``authorized_keys`` and ``known_hosts``.
+    """
     lines = map(AUTHORIZED.fullmatch, files["authorized_keys"].splitlines())
     mine = [m.groups() for m in lines if m and m[3] == cluster and m[5] in names]
     host = [
@@ -136,10 +150,10 @@ def recall(names: Sequence[str], cluster: str, files: Mapping[str, str]) -> dict
 def ssh_keys_records(
     places: Mapping[str, Any], present: Sequence[str], hostvars: Mapping[str, Any], cluster: str
 ) -> list[dict[str, Any]]:
-    """Return the record of each machine that every host needs.
+    """Return the records of all machines, which every host needs.
 
-    For a machine that is not present, it is read from the files of a present one, the last changed
-    first.
+    For a machine that is not present, the record is based on the files of a machine that is. The
+    files that changed last take precedence.
     """
     here = {name: hostvars[name] for name in present if name in places}
     kept = [v["__ssh_keys_kept"] for v in here.values() if v.get("__ssh_keys_kept")]

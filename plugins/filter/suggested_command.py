@@ -21,5 +21,5 @@ class FilterModule:
 
 
 def suggested_command(name: str, **fields: str) -> str:
-    """Return a suggested command; the fields are those in its usage."""
+    """Return a suggested command, with ``fields`` filled in. See SUGGESTIONS for the names."""
     return suggestions.command(str(name), None, **{field: str(v) for field, v in fields.items()})

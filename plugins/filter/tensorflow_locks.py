@@ -1,7 +1,7 @@
-"""Ansible filters: contents of lock files, wheels for a host, and data to send to it.
+"""Ansible filters: contents of lock files, wheels for a host, archives, and hashes of programs.
 
-These are files in one archive, and the hash of a program. The filters read lock files of
-``uv pip compile --generate-hashes`` and ``pip-compile --generate-hashes``.
+The lock files are those of ``uv pip compile --generate-hashes`` and ``pip-compile
+--generate-hashes``.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ LARGE_BYTES = 20 * 10**6
 def locks(paths: Iterable[str], extra: bool = False) -> list[dict[str, Any]]:
     """Describe each lock file: ``path``, ``sha256``, ``variant``, ``version`` and ``imports``.
 
-    ``imports`` are the modules that must be importable. With ``extra``, for packages on top of
-    TensorFlow, return only the first two.
+    ``imports`` are the modules that must be importable. With ``extra``, the files are for packages
+    on top of TensorFlow, and only ``path`` and ``sha256`` are returned.
     """
     described = []
     for path in paths:
@@ -68,9 +68,9 @@ def locks(paths: Iterable[str], extra: bool = False) -> list[dict[str, Any]]:
 
 
 def pins(path: str, python: str) -> list[dict[str, str]]:
-    """Return the packages in a lock file for a Python version on Linux.
+    """Return the packages in a lock file that apply to a Python version on Linux.
 
-    Each has ``name``, ``version`` and ``line``, its requirement with hashes, without condition.
+    Each has ``name``, ``version`` and ``line``: the requirement with hashes but without conditions.
     """
     short = ".".join(python.split(".")[:2])
     # pip would evaluate conditions for the Python that it runs under, even with --python-version.
@@ -93,7 +93,10 @@ def pins(path: str, python: str) -> list[dict[str, str]]:
 
 
 def parse(path: str, extra: bool) -> Iterator[tuple[Requirement, str, list[str]]]:
-    """Yield the packages of a lock file: requirement, version, options with hashes."""
+    """Yield each package of a lock file: requirement, version, options with hashes.
+
+    Raise AnsibleFilterError if the file is missing or invalid. ``extra`` is for the message.
+    """
     variable = "tensorflow_extra_requirements" if extra else "tensorflow_requirements"
     if not Path(path).is_file():
         raise AnsibleFilterError(
@@ -125,7 +128,10 @@ def parse(path: str, extra: bool) -> Iterator[tuple[Requirement, str, list[str]]
 
 
 def clashes(above: Iterable[dict[str, str]], below: Iterable[dict[str, str]]) -> list[str]:
-    """Return packages that would shadow another version, or another TensorFlow, below them."""
+    """Return the packages in ``above`` that would hide another version in ``below``.
+
+    All distributions of TensorFlow count as versions of the same package.
+    """
     there = {pin["name"]: pin["version"] for pin in below}
     tensorflow = next((name for name in there if name in TENSORFLOWS), "")
     found = []
@@ -141,8 +147,8 @@ def clashes(above: Iterable[dict[str, str]], below: Iterable[dict[str, str]]) ->
 def wheels(wanted: Iterable[dict[str, str]], folder: str, python: str) -> dict[str, list[str]]:
     """Return the wheels of packages for a Python version on Linux.
 
-    These are the paths of ``large`` and ``small`` wheels, and the ``missing`` packages. If there
-    are several for a package, the host's pip chooses one.
+    The result has the paths of ``large`` and ``small`` wheels, and the ``missing`` packages. If
+    there are several wheels for a package, all are returned, and the host chooses one.
     """
     release = tuple(int(part) for part in python.split(".")[:2])
     there: dict[tuple[str, Version], list[Path]] = {}
@@ -168,7 +174,10 @@ def wheels(wanted: Iterable[dict[str, str]], folder: str, python: str) -> dict[s
 
 
 def archive(files: dict[str, str]) -> str:
-    """Pack files, by their target names, once per run; return the archive's path."""
+    """Pack files into an archive, unless this run has already done so, and return its path.
+
+    ``files`` are paths by their names in the archive.
+    """
     content = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
     path, part = (Path(constants.DEFAULT_LOCAL_TMP, content + end) for end in (".tar", ".part"))
     with part.open("a") as held:
@@ -183,7 +192,7 @@ def archive(files: dict[str, str]) -> str:
 
 @functools.cache
 def digest(path: str) -> str:
-    """Return the first characters of a file's hash."""
+    """Return the first 12 characters of a file's SHA-256."""
     return hashlib.sha256(Path(path).expanduser().read_bytes()).hexdigest()[:12]
 
 

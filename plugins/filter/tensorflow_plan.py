@@ -1,4 +1,4 @@
-"""Ansible filter: what to install on a host, and what is missing, by its locks and its state."""
+"""Ansible filter: decides from the locks and a host's state what to install there."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def plan(
 
     Args:
         host: the facts from the module tensorflow_host.
-        locks: contents of lock files, one for each variant, see the filter tensorflow_locks. A
-            single one is for every host that does not require the other variant.
+        locks: results of the filter tensorflow_locks, one for each variant. A single one is used
+        for every host that does not require the other variant.
         extra: the same for the lock file of packages on top of TensorFlow, or None.
         variant: the requested variant. ``auto`` means ``gpu`` if there is an NVIDIA driver.
         link: name of the link to the environment.

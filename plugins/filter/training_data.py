@@ -22,7 +22,7 @@ def wrong(entry: dict[str, Any], problem: str) -> AnsibleFilterError:
 
 
 def complete(entry: dict[str, Any], folder: str, published: dict[str, Any]) -> dict[str, Any]:
-    """Return an entry with all its keys."""
+    """Return an entry of ``training_data`` in the form that the role uses, with all keys."""
     src, mounted, dataset = (entry.get(key) or "" for key in ("src", "mounted", "dataset"))
     sha256, keras = (entry.get("sha256") or "").lower(), entry.get("keras", False)
     files = published[dataset]["files"] if dataset else {}
@@ -49,12 +49,18 @@ def complete(entry: dict[str, Any], folder: str, published: dict[str, Any]) -> d
 def training_data_entries(
     entries: list[dict[str, Any]], folder: str, published: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Return the entries with all their keys. Sources with a known hash are not read."""
+    """Return the entries with all keys, see ``complete``.
+
+    Sources with a known hash are not read.
+    """
     return [complete(entry, folder, published) for entry in entries]
 
 
 def training_data_source(entry: dict[str, Any]) -> dict[str, Any]:
-    """Return an entry with its ``files``, their known hashes, and their size."""
+    """Return an entry with its ``files``, their known hashes, and their total size in bytes.
+
+    Raise AnsibleFilterError if a source is missing or wrong.
+    """
     known, src = entry["published"], Path(entry["src"])
     if entry["mounted"]:
         return entry
@@ -83,7 +89,7 @@ def training_data_source(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def published_hash(entry: dict[str, Any], path: Path, known: dict[str, str]) -> str:
-    """Return the hash of a published file, or of the same content compressed again.
+    """Return the SHA-256 of a published file, or of one with the same content compressed again.
 
     Raise AnsibleFilterError for any other file.
     """
@@ -107,7 +113,11 @@ def hash_of(path: Path, opened: Any) -> str:
 
 
 def list_folder(entry: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the files below a folder, following links, their size, a hash of sizes and times."""
+    """Return the files below a folder, their total size, and a hash of all sizes and times.
+
+    Links are followed. Raise AnsibleFilterError if one is broken or circular, or if there are no
+    files.
+    """
     found = {}
     for current, folders, names in os.walk(folder, followlinks=True):
         for path in (Path(current, name) for name in folders + names):

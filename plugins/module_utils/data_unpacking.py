@@ -1,4 +1,4 @@
-"""Unpacks archives; members cannot be written outside of the data's folder."""
+"""Unpacks archives of training data, and writes no member outside of the target folder."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 
 
 class UnpackingError(Exception):
-    """The data are missing or wrong. The text becomes the module's ``msg``."""
+    """The data are missing or wrong. The message becomes the module's ``msg``."""
 
 
 def unpack(archive: str, folder: str) -> None:
     """Unpack an archive, or a .gz file, into a new folder.
 
     Raises:
-        UnpackingError: it is not a valid archive, or a member points outside of the folder. The
-            folder is removed.
+        UnpackingError: the archive is invalid, or a member points outside of the folder. The
+        folder is removed.
     """
     shutil.rmtree(folder, ignore_errors=True)
     os.makedirs(folder)
@@ -76,10 +76,10 @@ def unpack_tar(archive: str, folder: str) -> None:
 
 
 def inside(folder: str, name: str) -> str:
-    """Return the path of a member in the folder.
+    """Return the path of an archive's member in the folder.
 
     Raises:
-        UnpackingError: its name or a link leads outside of the folder.
+        UnpackingError: the member's name or a link leads outside of the folder.
     """
     path = os.path.normpath(os.path.join(folder, name))
     for place in (path, os.path.realpath(path)):

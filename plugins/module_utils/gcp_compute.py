@@ -31,7 +31,8 @@ class Compute:
     """The Compute Engine API for the project of a module.
 
     Args:
-        module: with the options of ``google.cloud`` for project and credentials.
+        module: the Ansible module, with the options of ``google.cloud`` for its project and
+            credentials.
     """
 
     def __init__(self, module: Any) -> None:
@@ -54,9 +55,10 @@ class Compute:
             )
 
     def get(self, path: str, **params: str) -> dict[str, Any] | None:
-        """Return the answer to a GET request below the project, or None if there is no such object.
+        """Return the answer to a GET request for ``path`` in the project.
 
-        Fail the module with a remedy if the request is rejected.
+        Return None if the path does not exist. Fail the module with a remedy if the request is
+        rejected.
         """
         try:
             response = self._session.get(
@@ -85,7 +87,7 @@ class Compute:
         return None
 
     def list(self, path: str, query: str) -> list[dict[str, Any]]:
-        """Return all pages of a list; fail the module if it does not exist."""
+        """Return all pages of a list; fail the module if the project does not exist."""
         pages: list[dict[str, Any]] = []
         token: dict[str, str] = {}
         while True:
@@ -101,7 +103,7 @@ class Compute:
             token = {"pageToken": page["nextPageToken"]}
 
     def _check(self, status: int, answer: dict[str, Any]) -> None:
-        """Fail the module unless the status is 404."""
+        """Fail the module with a remedy, unless the HTTP status is 404."""
         error = answer.get("error")
         error = error if isinstance(error, dict) else {}
         message = str(error.get("message", f"HTTP status {status}"))

@@ -78,7 +78,7 @@ def last(link: str) -> str:
 
 
 def described(instance: dict[str, Any], now: datetime.datetime) -> dict[str, Any]:
-    """Return what the role needs to know of an instance."""
+    """Return the properties of an instance that the role needs."""
     interface = (instance.get("networkInterfaces") or [{}])[0]
     access = (interface.get("accessConfigs") or [{}])[0]
     created = instance.get("creationTimestamp", "")

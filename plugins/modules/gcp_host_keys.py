@@ -77,7 +77,7 @@ LONGEST_KEY = 4096
 
 
 def is_key(kind: str, value: str) -> bool:
-    """Return whether a published value is a public key of its type."""
+    """Return whether a published value is a public key of the type ``kind``."""
     if len(value) > LONGEST_KEY:
         return False
     try:
@@ -89,7 +89,7 @@ def is_key(kind: str, value: str) -> bool:
 
 
 def published(compute: Compute, instance: dict[str, str]) -> dict[str, str]:
-    """Return the valid host keys of an instance, by their type."""
+    """Return the valid host keys that an instance has published, by type."""
     path = f"zones/{instance['zone']}/instances/{instance['name']}/getGuestAttributes"
     answer = compute.get(path, queryPath="hostkeys/") or {}
     items = (answer.get("queryValue") or {}).get("items") or []

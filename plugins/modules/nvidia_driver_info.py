@@ -99,7 +99,7 @@ def path(*parts: str) -> str:
 
 
 def read(*parts: str) -> str:
-    """Return a file's text, or an empty text if it cannot be read."""
+    """Return a file's text, or an empty string if it cannot be read."""
     try:
         with open(path(*parts), encoding="utf-8", errors="replace") as stream:
             return stream.read().strip()
@@ -114,7 +114,7 @@ def run(module: AnsibleModule, *command: str) -> Tuple[int, str]:
 
 
 def pci_gpus(pci_root: str) -> List[Dict[str, Any]]:
-    """Return the NVIDIA display controllers in a PCI listing."""
+    """Return the NVIDIA GPUs in a PCI listing that this host itself can use."""
     gpus = []
     for folder in sorted(glob.glob(os.path.join(pci_root, "*"))):
         link = os.path.join(folder, "driver")
@@ -132,7 +132,7 @@ def pci_gpus(pci_root: str) -> List[Dict[str, Any]]:
 
 
 def parse_query(output: str) -> Dict[str, Dict[str, Any]]:
-    """Return the GPUs in the output of ``nvidia-smi --query-gpu``, by address as in sysfs."""
+    """Return the GPUs in the output of ``nvidia-smi --query-gpu`` by PCI address, as in sysfs."""
     gpus = {}
     for line in output.splitlines():
         values = [value.strip() for value in line.split(", ")]
@@ -151,14 +151,14 @@ def parse_query(output: str) -> Dict[str, Dict[str, Any]]:
 
 
 def loaded_driver() -> Optional[Dict[str, Any]]:
-    """Return the version and kind of the NVIDIA driver in the kernel."""
+    """Return the version and kind of the NVIDIA driver in the kernel, or None if none is loaded."""
     line = read("proc/driver/nvidia/version").partition("\n")[0]
     found = re.search(r"^NVRM version:.*?\s([0-9]+\.[0-9]+(?:\.[0-9]+)?)(\s|$)", line)
     return {"version": found.group(1), "open": "Open Kernel" in line} if found else None
 
 
 def module_version(module: AnsibleModule) -> Optional[str]:
-    """Return the version of the driver's module on disk."""
+    """Return the version of the driver's kernel module on disk, or None if there is none."""
     for name in MODULES:
         status, output = run(module, "modinfo", "-F", "version", name)
         if status == 0 and re.fullmatch(r"[0-9]+\.[0-9]+(\.[0-9]+)?", output):
@@ -180,7 +180,7 @@ def secure_boot(module: AnsibleModule) -> Tuple[bool, bool]:
 
 
 def is_container() -> bool:
-    """Return whether the host shares its kernel with the machine that it runs on."""
+    """Return whether the host is a container, which shares the kernel of its machine."""
     marks = ("run/systemd/container", ".dockerenv", "run/.containerenv")
     environment = "\0" + read("proc/1/environ")
     return any(os.path.exists(path(mark)) for mark in marks) or "\0container=" in environment

@@ -112,7 +112,7 @@ LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "tmp
 def finished_at(folder: str) -> Dict[str, float]:
     """Return the times when the role's environments were last created or requested, by name.
 
-    The time of an unfinished one is 0.
+    The time of an unfinished environment is 0.
     """
     paths = {name: os.path.join(folder, name) for name in environments.names(folder)}
     return {
@@ -124,10 +124,10 @@ def finished_at(folder: str) -> Dict[str, float]:
 
 
 def remove_old(params: Dict[str, Any], check_only: bool) -> Tuple[List[str], List[str]]:
-    """Remove what is no longer needed; see the module's options.
+    """Remove environments that are no longer needed; see the module's options.
 
     Returns:
-        The removed names (with ``check_only``, those to remove), and why others are kept.
+        The removed names (with ``check_only``, those to remove), and notes on others that are kept.
     """
     root, keep, previous = params["root"], params["keep"], params["previous"]
     folder = os.path.join(root, "venvs")
@@ -190,7 +190,7 @@ def _is_left(name: str) -> bool:
 
 
 def _remove(root: str, names: List[str], check_only: bool) -> Tuple[List[str], List[str]]:
-    """Remove environments; return the removed names, and why others are kept."""
+    """Remove environments unless they are in use; return the removed names, and notes on others."""
     used = in_use(root, names)
     notes = [f"{name} was kept, because {used[name]} uses it." for name in sorted(used)]
     unused = [name for name in names if name not in used]
@@ -216,7 +216,7 @@ def _delete(path: str) -> None:
 
 
 def shared_with(folder: str) -> str:
-    """Return the reason why processes that are not visible may use a folder; empty if none."""
+    """Return why processes that are not visible here may use a folder, or an empty string."""
     path = os.path.realpath(folder)
     point, kind = "", ""
     with open(MOUNTS, encoding="utf-8", errors="replace") as stream:
@@ -232,9 +232,10 @@ def shared_with(folder: str) -> str:
 
 
 def in_use(root: str, names: List[str]) -> Dict[str, str]:
-    """Return those of ``names`` that a process of this machine uses, with the process.
+    """Return the environments among ``names`` that are in use, each with a process of this machine.
 
-    Loaded files are in its memory map; ``/proc/PID/exe`` is the host's Python.
+    The memory map of a process shows the files that it has loaded. ``/proc/PID/exe`` does not help,
+    because it is the host's Python.
     """
     places = {os.path.join(path, "").encode() for path in (root, os.path.realpath(root))}
     used: Dict[str, str] = {}

@@ -211,12 +211,15 @@ class Environment:
         self.trial = {"imports": self.lock["imports"], "driver": params["driver"]}
 
     def marker(self) -> Dict[str, Any]:
-        """Return the environment's marker; empty if unfinished or from another lock file."""
+        """Return the environment's marker; empty if it is unfinished or from another lock file."""
         marker = environments.usable_marker(self.path)
         return marker if marker.get("requirements_sha256") == self.lock["sha256"] else {}
 
     def is_accepted(self) -> bool:
-        """Return whether it was tried with the host's driver, with a good enough result."""
+        """Return whether the environment was tried with the host's driver and saw enough GPUs.
+
+        One on top of another environment only has to be finished.
+        """
         marker, driver = self.marker(), self.params["driver"]
         if self.base or not marker:
             return bool(marker)
@@ -269,7 +272,7 @@ class Environment:
         shutil.rmtree(scratch)
 
     def _packages(self, folder: str) -> str:
-        """Return the path of an environment's packages."""
+        """Return the folder of an environment's packages."""
         series = ".".join(self.params["python_version"].split(".")[:2])
         return os.path.join(folder, "lib", f"python{series}", "site-packages")
 
@@ -296,7 +299,7 @@ class Environment:
         )
 
     def _source(self) -> Tuple[List[str], Dict[str, str]]:
-        """Return the package source: options for uv, and its environment."""
+        """Return the options and the environment with which uv uses the right package source."""
         wheelhouse = self.params["wheelhouse"]
         if wheelhouse:  # no index, because it may be out of reach
             options = ["--no-index", "--find-links", wheelhouse, "--offline", "--no-config"]
@@ -334,7 +337,8 @@ class Environment:
     def accept(self) -> List[str]:
         """Try the environment and write its marker, which completes it.
 
-        It is also complete if TensorFlow sees too few GPUs, because a new driver can fix that.
+        The environment is complete even if TensorFlow sees too few GPUs, because a new driver can
+        fix that.
 
         Returns:
             TensorFlow's output about GPUs.
@@ -401,7 +405,7 @@ def run(
     environment: Dict[str, str],
     timeout: Optional[float] = None,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run a program that shares the lock."""
+    """Run a program that also holds the lock, whose descriptor is ``held``."""
     return subprocess.run(
         command,
         stdin=subprocess.DEVNULL,
@@ -414,7 +418,7 @@ def run(
 
 
 def ending(returncode: int) -> str:
-    """Return a phrase about the end of a program."""
+    """Return how a program ended, such as ``exit code 1`` or ``signal 9``."""
     return f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
 
 

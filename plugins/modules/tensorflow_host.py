@@ -168,12 +168,15 @@ def folder(root: str) -> Dict[str, Any]:
 
 
 def device_files() -> int:
-    """Return the number of the GPUs' device files."""
+    """Return the number of device files of GPUs."""
     return len(glob.glob(os.path.join(DEV, "nvidia[0-9]*")))
 
 
 def driver() -> Optional[Dict[str, Any]]:
-    """Return the driver and the number of its GPUs, or None without GPUs. Only read files."""
+    """Return the version of the driver and the number of its GPUs, or None without GPUs.
+
+    Only files are read: no GPU is opened.
+    """
     try:
         gpus = len(os.listdir(os.path.join(PROC, "gpus")))
     except OSError:

@@ -113,7 +113,7 @@ def notes_of(folder: Path, paths: Iterable[str]) -> Notes:
 
 
 def tree_hash(notes: Notes) -> str:
-    """Return the hash of a folder: of the lines that ``sha256sum`` prints, sorted by path."""
+    """Return a folder's SHA-256: that of the lines that ``sha256sum`` prints, sorted by path."""
     lines = [(os.fsencode(path), sha256.encode()) for path, (*_, sha256) in notes.items() if sha256]
     return hashlib.sha256(b"".join(b"%s  %s\n" % (h, p) for p, h in sorted(lines))).hexdigest()
 
@@ -150,7 +150,7 @@ class PlacedData:
         self.noted: Notes = {path: note for path, *note in notes.get("files", [])}
 
     def why_missing(self, verify: bool) -> str:
-        """Return the reason why the data are missing or wrong, or an empty text."""
+        """Return the reason why the data are missing or wrong, or an empty string."""
         if self.entry["mounted"] and not self.entry["sha256"]:
             return ""
         if self.identity is None:
@@ -212,7 +212,7 @@ class PlacedData:
                 )
 
     def write_notes(self, identity: str, notes: Notes) -> None:
-        """Write notes about the target atomically, and sync them to disk."""
+        """Write the notes atomically, after all data have been written to the disk."""
         files = [[path, *note] for path, note in notes.items()]
         text = json.dumps({"dest": self.entry["dest"], "identity": identity, "files": files})
         self.notes.parent.mkdir(parents=True, exist_ok=True)
@@ -228,7 +228,10 @@ class PlacedData:
 
 
 def remove_all(root: Path, dry: bool) -> Dict[str, Any]:
-    """Remove all data that were ever placed, according to the notes."""
+    """Remove all data that were ever placed, according to the notes, and the notes themselves.
+
+    Mounted data and other files in the folders stay.
+    """
     state, left = root / ".training_data", []
     there = state.is_dir()
     if there and not dry:

@@ -115,9 +115,10 @@ def stop(params: Params) -> CallResult:
 
 
 def stop_request(params: Params) -> CallResult:
-    """Return the request that has permanently stopped a job on this host.
+    """Return why a job on this host was stopped permanently.
 
-    ``stopped`` is text to follow the job's name, or empty if the job was not stopped.
+    ``stopped`` is a phrase that follows the job's name, or an empty string if the job was not
+    stopped.
 
     Args:
         params: ``root`` and ``job``.
@@ -133,7 +134,7 @@ def stop_request(params: Params) -> CallResult:
 def _stop_ranks(
     found: List[str], params: Params, check: bool, permanent: bool
 ) -> List[records.StopReport]:
-    """Stop the ranks of several folders in parallel: each may take its whole grace period."""
+    """Stop the ranks in several folders in parallel, because each may take its grace period."""
     if len(found) < 2:
         return [_stop_rank(rank_dir, params, check, permanent) for rank_dir in found]
     from concurrent.futures import ThreadPoolExecutor  # slow to import
@@ -180,7 +181,7 @@ def _stop_rank(rank_dir: str, params: Params, check: bool, permanent: bool) -> r
 
 
 def _problem(task: str, report: records.StopReport) -> str:
-    """Return a message about remaining parts of a stopped rank, or an empty text."""
+    """Return a message about what remains of a stopped rank, or an empty string."""
     port = report["port"]
     if report["remaining"]:
         return "processes %s of %s could not be killed" % (

@@ -78,7 +78,7 @@ _GPU_FIELDS = (
 
 
 class Interface(TypedDict):
-    """A network interface: its IPv4 ``addresses``, ``speed`` in Mbit/s (0: unknown), ``mtu``."""
+    """A network interface; ``addresses`` are IPv4, ``speed`` is in Mbit/s (0: unknown)."""
 
     addresses: List[str]
     speed: int
@@ -86,7 +86,7 @@ class Interface(TypedDict):
 
 
 class Imported(TypedDict, total=False):
-    """Properties that TensorFlow reports; ``error`` is why it could not be imported."""
+    """Properties that TensorFlow reports, or only the ``error`` if it could not be imported."""
 
     version: str
     seconds: float
@@ -97,7 +97,7 @@ class Imported(TypedDict, total=False):
 
 
 class Checkup(TypedDict):
-    """Facts about a host. Sizes are in MiB, rates in MiB/s; 0 or an empty text means unknown."""
+    """Facts about a host. Sizes are in MiB, rates in MiB/s; 0 or an empty string means unknown."""
 
     machine: str
     host_python: str
@@ -177,7 +177,7 @@ def check(params: Params) -> CallResult:
 
 
 def _field(text: str, name: str) -> str:
-    """Return the value of a line such as ``name : value``."""
+    """Return the value of ``name`` in lines such as ``name : value``, or an empty string."""
     found = re.search("^%s[ \t]*:[ \t]*(.*)$" % re.escape(name), text, re.MULTILINE)
     return found.group(1).strip() if found else ""
 
@@ -211,7 +211,7 @@ def _system() -> CallResult:
 
 
 def _address_of(interface: str) -> str:
-    """Return the IPv4 address of an interface, or an empty text; see netdevice(7)."""
+    """Return the IPv4 address of an interface, or an empty string; see netdevice(7)."""
     request = struct.pack("256s", interface.encode()[:15])
     with contextlib.suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as asked:
         return socket.inet_ntoa(fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, request)[20:24])
@@ -379,7 +379,10 @@ def _stolen() -> float:
 
 
 def _cpu_times() -> Dict[int, Tuple[float, float]]:
-    """Return for each older process its CPU seconds, and the wait for a core of its main thread."""
+    """Return two times in seconds for each process that is older than SETTLED_S, by pid.
+
+    They are its CPU time, and the time that its main thread has waited for a core.
+    """
     ticks, found = os.sysconf("SC_CLK_TCK"), {}
     now = time.clock_gettime(time.CLOCK_BOOTTIME)
     for pid in processes.pids():

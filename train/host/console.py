@@ -53,7 +53,7 @@ _GOOD_ETA = 10
 
 
 def is_of_framework(line: str, errors: bool = True) -> bool:
-    """Return whether TensorFlow's C++ code logged a line; errors count only with ``errors``."""
+    """Return whether TensorFlow's C++ code logged a line; without ``errors``, ignore its errors."""
     match = _FRAMEWORK.match(line)
     return match is not None and (errors or not {"E", "F"} & set(match.groups()))
 
@@ -77,7 +77,7 @@ def last_line(log: bytes) -> str:
 
 
 def may_sum_replicas(tf_config: Optional[Mapping[str, Any]], gpus: Optional[Sequence[str]]) -> bool:
-    """Return whether a rank may have more than one replica, so that Keras 2 may show their sums.
+    """Return whether Keras 2 may show sums over several replicas in the output of a rank.
 
     Args:
         tf_config: the rank's TF_CONFIG.
@@ -106,22 +106,22 @@ class _Bar:
 
 
 class ConsoleParser:
-    """Converts the log of one attempt to progress records without ``t``, piece by piece.
+    """Converts the log of an attempt to progress records (without ``t``) as its bytes arrive.
 
-    ``step`` and ``steps`` count the batches of all epochs, and of all calls of ``fit``. They are
-    absent while the length of an epoch is unknown. The last record of an epoch has the ``val_``
-    metrics.
+    ``step`` and ``steps`` count the batches of all epochs, and of all calls of ``fit``. While the
+    length of an epoch is unknown, ``steps`` is absent, and ``step`` counts only the first epoch.
+    The last record of an epoch has the ``val_`` metrics.
 
     Keras does not print phases. A bar after an ``Epoch`` line is training. Without such a line (a
     single epoch), the first bar with metrics and any bar with ``val_`` metrics are training. Other
     bars are evaluating if they have metrics, and predicting if not.
 
-    ``may_sum`` is whether Keras 2 may show sums over replicas during an epoch. ``loss`` and
-    ``metrics`` of a record are then the values of a whole epoch. Values during an epoch are
+    If ``may_sum`` is true, Keras 2 may show sums over replicas during an epoch. A record then has
+    ``loss`` and ``metrics`` only for the values of a whole epoch. Values during an epoch are
     ``approximate``: divided by a scale, or left out while the scale is unknown. The scale of a
     value is known once the bar of the last batch was shown twice, during the epoch and at its end.
-    It is the only integer for which the two values agree in all digits. If it is 1 for all values
-    of a bar, these are as good as the values at the end of the epoch.
+    It is the only integer for which the two values agree in all digits. If the scale is 1 for all
+    values of a bar, they are used like the values at the end of the epoch.
     """
 
     def __init__(self, may_sum: bool = False) -> None:
@@ -141,7 +141,7 @@ class ConsoleParser:
         self._full: Optional[_Bar] = None  # done, if a newline is next
 
     def feed(self, data: bytes) -> List[Progress]:
-        """Return the records that the next bytes of the log complete, wherever it is split."""
+        """Add the next bytes of the log, split anywhere; return the records that they complete."""
         records: List[Progress] = []
         parts = _BREAKS.split(data)  # text, break, text, ..., text
         self._text = (self._text + parts[0])[:_MAX_LINE]
@@ -156,7 +156,7 @@ class ConsoleParser:
         return records
 
     def _line(self, text: bytes) -> Optional[Progress]:
-        """Return the record of one line, if it has one."""
+        """Return the progress record of a line, or None if it shows no progress."""
         if self._full is not None:
             self._full.done = "\n" in self._breaks
             self._full = None
@@ -223,9 +223,10 @@ class ConsoleParser:
         return record
 
     def _within_epoch(self, record: Progress, shown: Dict[str, float]) -> Dict[str, float]:
-        """Add the values during an epoch to a record, as far as their scales are known.
+        """Add values from within an epoch to ``record``, if their scales are known.
 
-        Return all values if they need no scaling, or else an empty dictionary.
+        They are added as ``approximate``, and the result is empty. If no value needs scaling,
+        return all values instead.
         """
         scales = self._scales.get(record["phase"], {})
         if all(scales.get(name) == 1 for name in shown):
@@ -241,7 +242,7 @@ class ConsoleParser:
         return {}
 
     def _learn_scales(self, phase: str, within: Dict[str, float], final: Dict[str, float]) -> None:
-        """Compare the values of the same batches during an epoch and at its end."""
+        """Learn scales from values of the same batches, shown during an epoch and at its end."""
         scales = self._scales.setdefault(phase, {})
         for name in within.keys() & final.keys():
             if not (math.isfinite(within[name]) and math.isfinite(final[name])):
@@ -253,7 +254,7 @@ class ConsoleParser:
                 del scales[name]
 
     def _bar(self, batch: int, total: Optional[int], single: bool) -> _Bar:
-        """Return the bar of a line; ``single`` is whether the line is from ``verbose=2``."""
+        """Return the bar that a line updates, or a new one; ``single`` means ``verbose=2``."""
         plain = self._breaks <= {"\n"}
         if not single and ("\b" in self._breaks or plain):
             bars = [bar for bar in (self._other, self._fit) if bar is not None]
@@ -275,7 +276,7 @@ class ConsoleParser:
         return bar
 
     def _record(self, phase: str) -> Progress:
-        """Return a record with the position of the run."""
+        """Return a record with the current step and epoch."""
         record: Progress = {"source": "console", "phase": phase}
         if self._step is not None:
             record["step"] = self._step
@@ -292,7 +293,7 @@ def _is_within_epoch(bar: "re.Match[str]") -> bool:
 
 
 def _fields(rest: str) -> Tuple[Dict[str, float], Optional[float]]:
-    """Return the metrics after a bar and the seconds per step, up to other output."""
+    """Return the metrics and the seconds per step in the text after a bar, up to other output."""
     metrics: Dict[str, float] = {}
     seconds_per_step: Optional[float] = None
     for field in rest.split(" - "):
@@ -325,7 +326,7 @@ def _agree(shown: float, final: float, scale: int) -> bool:
 
 
 def _scale(shown: float, final: float) -> Optional[int]:
-    """Return the integer factor from ``final`` to ``shown``; None if there is no unique one."""
+    """Return the only integer by which ``final`` can be multiplied to get ``shown``, or None."""
     if not final:
         return None
     scale = round(shown / final)
@@ -336,7 +337,7 @@ def _scale(shown: float, final: float) -> Optional[int]:
 def _rate(
     match: "re.Match[str]", seconds_per_step: Optional[float], steps_to_go: int
 ) -> Optional[float]:
-    """Return the steps per second of a bar, with four digits, or None if it shows none."""
+    """Return the steps per second that a bar shows, to four significant digits, or None."""
     if seconds_per_step:
         return float("%.4g" % (1 / seconds_per_step))
     if match.group("eta") and steps_to_go > 0:

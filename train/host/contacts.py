@@ -1,4 +1,4 @@
-"""Checks by TCP connections whether a rank is in contact with the others of its gang.
+"""Checks from TCP connections whether a rank is in contact with the others of its gang.
 
 A rank whose script does not use TF_CONFIG trains alone and appears to succeed. Its host detects
 that: the rank makes steps, but never has a connection to another rank. A connection to any port of
@@ -43,7 +43,7 @@ class TcpConnection(NamedTuple):
 
 
 def _packed(text: str) -> bytes:
-    """Parse an address as the kernel prints it, in words of the machine's byte order."""
+    """Parse an address in the kernel's format: hexadecimal words in the machine's byte order."""
     data = bytes.fromhex(text)
     if sys.byteorder == "little":
         data = b"".join(data[at : at + 4][::-1] for at in range(0, len(data), 4))
@@ -51,7 +51,7 @@ def _packed(text: str) -> bytes:
 
 
 def connections(*states: str) -> List[TcpConnection]:
-    """Return the TCP connections of this host in some of the kernel's states."""
+    """Return this host's TCP connections in one of ``states``, as written in /proc/net/tcp."""
     found = []
     for table in ("net/tcp", "net/tcp6"):
         for line in processes.read_text(processes.PROC, table).splitlines()[1:]:
@@ -99,7 +99,7 @@ def _has_tensorflow(pids: Collection[int]) -> bool:
 
 
 class Contacts:
-    """Observes the contacts of a rank in a gang, from its start to its first contact."""
+    """Observes a rank's connections from its start until its first contact with another rank."""
 
     def __init__(self, port: Optional[int], tf_config: Mapping[str, Any]) -> None:
         self._port, self._hosts = port, peers_of(tf_config)
@@ -153,7 +153,8 @@ class Contacts:
     def _was_connected(self) -> bool:
         """Return whether a connection to a rank's port was closed recently.
 
-        The kernel no longer knows its process, which may belong to another rank of the machine.
+        The kernel no longer knows the connection's process, which may belong to another rank of the
+        machine.
         """
         return any(
             one.remote in (self._addresses or ())
@@ -164,7 +165,8 @@ class Contacts:
     def _is_connected(self, pids: Callable[[], Collection[int]]) -> bool:
         """Return whether a rank's processes have a connection to another rank.
 
-        A connection to its own port counts from any address, because a host may have several.
+        A connection to the rank's own port counts from any address, because the other host may have
+        several.
         """
         everything = connections(_ESTABLISHED)
         wanted = [
@@ -192,7 +194,7 @@ class Contacts:
         return False
 
     def is_without_any(self) -> bool:
-        """Return whether a rank with TensorFlow and without known steps never had a contact."""
+        """Return whether a rank with TensorFlow, whose steps are unknown, never had a contact."""
         looked = self._looks_without_steps >= _LOOKS_WITHOUT_STEPS
         return looked and self._needs_contact and self._listened and not self._has_contact
 

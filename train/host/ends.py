@@ -1,4 +1,4 @@
-"""Finds out why a rank's script ended: by exit code, log, kernel counters and free disk space."""
+"""Determines why a rank's script ended: from exit code, log, kernel counters and disk space."""
 
 from __future__ import annotations
 
@@ -67,7 +67,10 @@ def _kills(path: str) -> int:
 
 
 def memory_kills(mounted: str = "/sys/fs/cgroup") -> Tuple[int, int]:
-    """Return how often the kernel killed for lack of memory: in this control group, and in all."""
+    """Return how many processes the kernel has killed because memory ran out.
+
+    The first number is for this control group, the second for the whole host.
+    """
     trees = list(control_groups(read_text("/proc/self/cgroup"), "memory", mounted))
     group = 0
     for name in ("memory.events", "memory.oom_control"):  # cgroup versions 2 and 1
@@ -86,7 +89,7 @@ def disk_full(folder: str) -> bool:
 
 
 def _signal_name(number: int) -> str:
-    """Return ``SIGTERM (signal 15)``; a real-time signal has no name."""
+    """Return a text such as ``SIGTERM (signal 15)``, or ``signal 40`` if it has no name."""
     try:
         return "%s (signal %d)" % (signal.Signals(number).name, number)
     except ValueError:
@@ -94,9 +97,9 @@ def _signal_name(number: int) -> str:
 
 
 def _out_of_memory(error: List[str], held: str) -> str:
-    """Return a text about the memory that ran out; empty for other errors.
+    """Return a text about the memory that ran out, or an empty string for other errors.
 
-    For main memory, the text is ``held``.
+    If main memory ran out, the text is ``held``.
     """
     if _MEMORY.search(error[0]):
         return held
@@ -109,7 +112,10 @@ def _out_of_memory(error: List[str], held: str) -> str:
 
 
 def _unreached_server(error: List[str], before: List[str]) -> str:
-    """Return the server that a download could not reach, or an empty text."""
+    """Return the server that a download could not reach, or an empty string for other errors.
+
+    If the log does not contain the server's name, return ``its server``.
+    """
     text = "\n".join(error)
     if not (_DOWNLOAD.search(error[0]) and _UNREACHED.search(text)):
         return ""
@@ -123,12 +129,14 @@ def _unreached_server(error: List[str], before: List[str]) -> str:
 def explain(
     returncode: int, log: str, killed: Tuple[int, int], peak_mb: int, full: str
 ) -> Tuple[Optional[str], str]:
-    """Return cause and reason of the end of a script that was not stopped; None for exit code 0.
+    """Return why a script ended that the launcher did not stop: the cause and the reason.
+
+    For exit code 0, the cause is None and the reason is empty.
 
     Args:
         returncode: as in subprocess, negative for a signal.
         log: the last lines of the rank's output.
-        killed: the ``memory_kills`` since the rank's start.
+        killed: by how much each number of ``memory_kills`` has grown since the rank's start.
         peak_mb: the peak main memory of the rank, in MiB.
         full: the folder whose disk is full; empty if there is none.
     """
@@ -160,7 +168,10 @@ def explain(
 
 
 def _reason(prefix: str, text: str, suffix: str) -> str:
-    """Return a reason in one line, in which only the text is shortened if it is too long."""
+    """Join the parts of a reason in one line, and shorten ``text`` if the line would be too long.
+
+    ``suffix`` is cut off at half of MAX_REASON.
+    """
     suffix = suffix and "; " + plain_text.clean(suffix, MAX_REASON // 2)
     room = max(100, MAX_REASON - len(prefix) - len(suffix))
     return prefix + tracebacks.bounded(plain_text.clean(text, MAX_REASON), room) + suffix
@@ -169,7 +180,7 @@ def _reason(prefix: str, text: str, suffix: str) -> str:
 def _explain_signal(
     number: int, lines: List[str], killed: Tuple[int, int], held: str
 ) -> Tuple[str, str]:
-    """Return the cause and the reason of an end by a signal."""
+    """Return the cause and the reason if a signal ended the script."""
     reason = "was killed by %s" % _signal_name(number)
     if number == signal.SIGKILL and any(killed):
         whose = "its control group" if killed[0] else "its host"

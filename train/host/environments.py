@@ -25,7 +25,7 @@ PACKAGES_PATTERN = r"packages-[0-9a-f]{12}"
 class TensorFlow(NamedTuple):
     """The TensorFlow of an environment."""
 
-    version: Optional[str]  # None if the interpreter is not in a virtual environment
+    version: Optional[str]  # None if not found in the interpreter's environment
     takes_gpus: bool
 
 
@@ -50,7 +50,8 @@ def tensorflow(python: str) -> TensorFlow:
 def described(python: str) -> Optional[host_facts.TensorFlowEnvironment]:
     """Return the environment of an interpreter if the role tensorflow can add packages to it.
 
-    None if the role did not create it, or if it is itself an environment with added packages.
+    Return None if the role did not create it, or if it already is an environment with added
+    packages.
     """
     folder = folder_of(python)
     marker = _marker(folder)
@@ -80,7 +81,7 @@ def describe(params: Mapping[str, Any]) -> Dict[str, Any]:
 def missing_modules(python: str, names: Sequence[str]) -> Optional[List[str]]:
     """Return the modules of ``names`` that an interpreter does not find.
 
-    None if that is unknown, because its environment includes other folders.
+    Return None if that is unknown, because the environment includes other folders.
     """
     folder = folder_of(python)
     settings = _read(os.path.join(folder, "pyvenv.cfg"))
@@ -131,7 +132,7 @@ def remove_unused(pythons: Collection[str], in_use: Collection[str]) -> None:
 
 
 def _is_loaded(folder: str) -> bool:
-    """Return whether a visible process has mapped a file of an environment."""
+    """Return whether a visible process was started from an environment or has loaded its files."""
     path = folder.encode() + b"/"
     return any(
         path in processes.read(processes.PROC, str(pid), file)

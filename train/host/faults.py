@@ -1,4 +1,4 @@
-"""Injects a fault into a rank or its host, for a drill; a fault of a host reverts itself."""
+"""Injects a fault into a rank or its host, for a drill; faults of a host end by themselves."""
 
 from __future__ import annotations
 
@@ -34,7 +34,11 @@ class FaultError(Exception):
 
 
 def inject_fault(params: Params) -> CallResult:
-    """Inject a fault of a drill. Return its ``delay``, or the reason in ``skipped_because``."""
+    """Inject a fault of a drill.
+
+    Return ``delay``, the seconds until it begins, or why it was not injected in
+    ``skipped_because``.
+    """
     job = str(params["job"])
     if not job.startswith("drill-"):
         raise CallError("%s is not a drill job" % job)
@@ -51,7 +55,7 @@ def inject_fault(params: Params) -> CallResult:
 def inject(fault: str, state: records.RankState, seconds: float) -> float:
     """Inject ``fault`` into the rank with this ``state.json``, or into its host.
 
-    Return the seconds until it begins. Raise FaultError if it needs root or a missing program.
+    Return the seconds until it begins. Raise FaultError if a requirement, such as root, is not met.
     ``kill`` and ``freeze`` are permanent. ``port`` drops packets to and from the rank's port for
     ``seconds``, and ``ssh`` stops all processes of sshd for that time.
     """
@@ -89,7 +93,7 @@ def _drop(port: int, seconds: float) -> None:
 
 
 def _nft(nft: str, port: int, seconds: float) -> _Commands:
-    """Return nft commands that begin and end the fault; the kernel also expires the rules."""
+    """Return nft commands that begin and end the fault; the rules also expire in the kernel."""
     table = "inet " + _TABLE
     begin = [
         "add table " + table,
@@ -102,7 +106,7 @@ def _nft(nft: str, port: int, seconds: float) -> _Commands:
 
 
 def _iptables(port: int, seconds: float) -> _Commands:
-    """Return commands of iptables, and of ip6tables if the host has IPv6, for the same fault."""
+    """Return the same commands as ``_nft`` for iptables and, if the host has IPv6, ip6tables."""
     names = ["iptables", *(["ip6tables"] if os.path.exists("/proc/net/if_inet6") else [])]
     stop = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(math.ceil(time.time() + seconds)))
     begin, end = [], []
@@ -146,7 +150,7 @@ def _stop_sshd(seconds: float) -> None:
 
 
 def _later(action: Callable[[], None], seconds: float) -> None:
-    """Run ``action`` after some seconds, in a separate session."""
+    """Run ``action`` after ``seconds`` in a background process with a separate session."""
     sys.stdout.flush()
     if os.fork():
         return

@@ -1,4 +1,4 @@
-"""Lists the NVIDIA GPUs of this machine with nvidia-smi, without opening a GPU."""
+"""Lists the NVIDIA GPUs of this machine, and the processes on them, with nvidia-smi."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def device_nodes() -> List[str]:
 
 
 class GpuError(Exception):
-    """nvidia-smi fails; the message can be shown to users."""
+    """nvidia-smi failed or did not answer; the message can be shown to users."""
 
 
 def nvidia_smi() -> Optional[str]:
@@ -55,7 +55,10 @@ def nvidia_smi() -> Optional[str]:
 
 
 def list_gpus() -> List[host_facts.Gpu]:
-    """Return the GPUs by index, none without a driver. Raise GpuError if nvidia-smi fails."""
+    """Return the GPUs in the order of their indices, or an empty list without a driver.
+
+    Raise GpuError if nvidia-smi fails.
+    """
     gpus: List[host_facts.Gpu] = []
     for line in ask("-L"):  # its only listing that includes MIG instances
         gpu, instance = _GPU.match(line), _INSTANCE.match(line)
@@ -67,10 +70,10 @@ def list_gpus() -> List[host_facts.Gpu]:
 
 
 def query(fields: Iterable[str], limit: float) -> Tuple[List[Dict[str, str]], str]:
-    """Query ``fields`` of the GPUs, without those that this nvidia-smi does not know.
+    """Query ``fields`` of the GPUs, except those that this version of nvidia-smi does not know.
 
-    Return them by field, and a line without fields, such as about a lost GPU, or an empty text.
-    Raise GpuError if nvidia-smi fails.
+    Return each GPU's values by field, and the first other line of output (such as an error about a
+    lost GPU) or an empty string. Raise GpuError if nvidia-smi fails.
     """
     supported, end = list(fields), time.monotonic() + limit
     while True:
@@ -136,7 +139,10 @@ def _sees_all() -> bool:
 
 
 def wait_until_left(uuids: List[str], pids: Collection[int], limit: float) -> Optional[bool]:
-    """Return whether an ended rank leaves its GPUs within ``limit`` seconds; None if unknown."""
+    """Wait up to ``limit`` seconds until the processes ``pids`` of an ended rank leave its GPUs.
+
+    Return whether they have left; None if unknown.
+    """
     if not _sees_all() or nvidia_smi() is None:
         return None
 
@@ -150,7 +156,10 @@ def wait_until_left(uuids: List[str], pids: Collection[int], limit: float) -> Op
 
 
 def ask(*options: str, limit: float = LIMIT_S) -> List[str]:
-    """Return the output lines of nvidia-smi, none without a driver. Raise GpuError if it fails."""
+    """Run nvidia-smi and return its output lines, or an empty list without a driver.
+
+    Raise GpuError if it fails, or takes longer than ``limit`` seconds.
+    """
     program, process = nvidia_smi(), None
     if program is None:
         return []

@@ -14,7 +14,7 @@ class Gpu(TypedDict):
 
 
 class BusyGpu(TypedDict):
-    """The reason why a GPU is not available, the remedy, and whether the job waits for it."""
+    """Why a GPU is not available, what to do about that, and whether the job waits for the GPU."""
 
     why: str
     remedy: str
@@ -43,7 +43,7 @@ class HostFacts(TypedDict):
     python: str
     host_python: str
     lease_dir: str
-    tensorflow: Optional[str]  # None if the interpreter is not in a virtual environment
+    tensorflow: Optional[str]  # None if not found in the interpreter's environment
     environment: Optional[TensorFlowEnvironment]  # None if the role tensorflow did not create it
     missing_modules: Optional[List[str]]  # modules that the script imports; None if unknown
     gpus: List[Gpu]
@@ -61,7 +61,7 @@ class OtherPython(TypedDict):
 class Suitability(TypedDict):
     """Facts that decide whether TensorFlow can be installed and used on a host.
 
-    An empty text means missing or unknown.
+    An empty string means missing or unknown.
     """
 
     machine: str  # the architecture, such as x86_64

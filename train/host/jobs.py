@@ -37,8 +37,8 @@ def list_jobs(
 ) -> List[records.ListedJob]:
     """Return the jobs under ``root``, or only ``job``.
 
-    Each rank has the offset of the last ``lines`` lines of its log. Without ``sizes``, the sizes of
-    the jobs' folders are not measured.
+    ``log_from`` of each rank is where the last ``lines`` lines of its log begin. Without ``sizes``,
+    the sizes of the jobs' folders are not measured.
     """
     marked = processes.marked(rank_environment.ENV_RANK_DIR)  # of this user
     living = Counter(os.path.realpath(rank_dir) for _, rank_dir in marked)
@@ -109,7 +109,7 @@ def _rank(
 
 
 def _idle(rank_dir: str, state: records.RankState) -> float:
-    """Return the seconds since a rank's end, or else since the last change of its files."""
+    """Return the seconds since a rank ended or, if it has not ended, since its files changed."""
     names = (
         rank_files.RANK_FILE,
         rank_files.STATE_FILE,
@@ -170,7 +170,7 @@ def start_of_lines(path: str, lines: int, hole: Optional[Sequence[int]] = None) 
 
 
 def size_of(folder: str) -> int:
-    """Return the size of a folder on the disk in bytes; links are not followed."""
+    """Return the disk space that a folder uses, in bytes; links are not followed."""
     blocks = {}
     for parent, names, files in os.walk(folder):
         for path in [parent, *(os.path.join(parent, name) for name in names + files)]:
@@ -181,7 +181,7 @@ def size_of(folder: str) -> int:
 
 
 def why_kept(rank: records.ListedRank) -> str:
-    """Return the reason to keep the job of a rank of ``list_jobs``; empty if it may be removed."""
+    """Return why the job of a rank from ``list_jobs`` must be kept; empty if it can be removed."""
     if rank["phase"] in records.ALIVE_PHASES:
         return "%s is %s" % (rank["task"], rank["phase"])
     if rank["processes"]:
@@ -195,7 +195,7 @@ def why_kept(rank: records.ListedRank) -> str:
 
 
 def _last_change(rank: records.ListedRank) -> str:
-    """Return a text with the time since a rank ended, or since a later change of its files."""
+    """Return a phrase about how long ago a rank ended, or its files last changed."""
     age, ended_at = rank["idle"], rank["ended_at"]
     verb = "last changed"
     if ended_at is not None and time.time() - ended_at < RECENT:
@@ -208,8 +208,8 @@ def _last_change(rank: records.ListedRank) -> str:
 def remove(params: Params) -> CallResult:
     """Remove the folders of ended ``jobs`` under ``root``, and packages that only they used.
 
-    Links are not followed. Return ``removed`` (``job`` and ``size`` in bytes of each) and ``kept``,
-    why others are not removed. Raise CallError if a folder cannot be removed.
+    Links are not followed. Return ``removed`` (``job`` and ``size`` in bytes of each) and ``kept``
+    (the reasons why others are not removed). Raise CallError if a folder cannot be removed.
     """
     root, dry = rank_files.expand(params["root"]), bool(params["check"])
     jobs_dir = os.path.join(root, "jobs")
@@ -270,7 +270,7 @@ def _remove(jobs_dir: str, name: str) -> List[str]:
 
 
 def _sweep(jobs_dir: str) -> List[str]:
-    """Remove folders of removed jobs; return those that cannot be removed, with the reason."""
+    """Delete the renamed folders of removed jobs; return an error for each that remains."""
     errors = []
     try:
         names = sorted(os.listdir(jobs_dir))

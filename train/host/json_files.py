@@ -35,7 +35,7 @@ def write_text(path: str, text: str, mode: int = 0o644, durable: bool = True) ->
 
 
 def read_json(path: str) -> Optional[Dict[str, Any]]:
-    """Return the JSON object in ``path``, or None. Raise ValueError if it is not an object."""
+    """Return the JSON object in ``path``, or None without the file. Raise ValueError if invalid."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with os.fdopen(descriptor, encoding="utf-8") as stream:
@@ -50,7 +50,7 @@ def read_json(path: str) -> Optional[Dict[str, Any]]:
 
 
 def read_whole(path: str) -> Optional[Dict[str, Any]]:
-    """Return the JSON object in ``path``; None if the file is missing or truncated."""
+    """Return the JSON object in ``path``; None if the file is missing or invalid."""
     try:
         return read_json(path)
     except ValueError:

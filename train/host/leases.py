@@ -3,9 +3,9 @@
 A rank takes its port and GPUs, all or none, before it starts. Its supervisor then holds them for as
 long as it lives. A lease is a small file (docs/formats.md) in a folder that all users share. The
 supervisor holds a lock on it (``flock``). For a rank that waits or is about to start, a separate
-process holds the lock and ends by itself. Files without a lock are ignored, and the owner of a file
-is the one that the kernel reports. Another user can therefore delay a job only with a process that
-really holds a lock, and cannot affect a running rank. If the folder cannot be used, jobs run
+process holds the lock and ends after a time limit. Files without a lock are ignored. A lease
+belongs to the user who owns the file. Another user can therefore delay a job only with a process
+that really holds a lock, and cannot affect a running rank. If the folder cannot be used, jobs run
 without leases.
 
 Jobs are queued in the order of their creation, which is the same on all machines. A waiting job
@@ -83,7 +83,7 @@ while os.fstat(file).st_nlink and time.monotonic() < end:
 
 
 class LeaseError(Exception):
-    """The folder cannot be used; the message can be shown to users."""
+    """A lease cannot be taken, held or changed; the message can be shown to users."""
 
 
 class HeldError(Exception):
@@ -95,7 +95,10 @@ class HeldError(Exception):
 
 
 class StoppedError(Exception):
-    """The job was stopped while it waited; the message is text to follow the job's name."""
+    """The job was stopped while it waited.
+
+    The message is a phrase that follows the job's name, such as ``was stopped``.
+    """
 
 
 class Entry(TypedDict, total=False):
@@ -129,10 +132,15 @@ class Holder(NamedTuple):
 def wanted(
     port: Optional[int], gpus: Optional[List[str]], machine_gpus: List[Any]
 ) -> Dict[str, str]:
-    """Return the resources of a rank that sees ``gpus`` (by index or UUID) of ``machine_gpus``.
+    """Return the resources that a rank needs, each with a readable name.
 
-    They are ``port/1``, ``gpu/GPU-a``, and ``gpu/GPU-a/MIG-b`` for an instance, each with a
-    readable name.
+    Resources are strings such as ``port/1``, ``gpu/GPU-a``, or ``gpu/GPU-a/MIG-b`` for a MIG
+    instance.
+
+    Args:
+        port: the rank's port, if it has one.
+        gpus: the indices or UUIDs of the rank's GPUs, if any.
+        machine_gpus: all GPUs of the machine (host_facts.Gpu).
     """
     found = {} if port is None else {"port/%d" % port: "port %d" % port}
     for gpu in machine_gpus:
@@ -146,7 +154,7 @@ def wanted(
 
 
 def user_name(uid: int) -> str:
-    """Return the name of a user of this machine, or ``uid 1000``."""
+    """Return the name of a user of this machine, or a text such as ``uid 1000`` if unknown."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -154,14 +162,14 @@ def user_name(uid: int) -> str:
 
 
 def entries(folder: str) -> List[Entry]:
-    """Return the valid leases and places in the queue, in the order of the jobs."""
+    """Return the valid leases, places in the queue and notes in a folder, in the queue's order."""
     with contextlib.suppress(OSError), _opened(folder) as descriptor:
         return _entries(descriptor)
     return []
 
 
 def holders(folder: str) -> List[Entry]:
-    """Return the leases of this machine's GPUs and ports, each with one ``resource``."""
+    """Return the leases of this machine's GPUs and ports, with one entry for each ``resource``."""
     return [
         {**entry, "resource": resource}
         for entry in entries(folder)
@@ -202,7 +210,11 @@ def _check_owner(status: os.stat_result) -> None:
 
 
 def _change(folder: str, change: Callable[[int], _Published]) -> _Published:
-    """Return the result of ``change`` in the locked folder. Raise LeaseError if that fails."""
+    """Lock a folder, call ``change`` with its descriptor, and return the result.
+
+    If the lock is not available within LOCK_LIMIT_S seconds, ``change`` is called without it. Raise
+    LeaseError if the folder cannot be used.
+    """
     problem = OSError()
     for pause in _PAUSES:
         time.sleep(pause)
@@ -234,16 +246,16 @@ def _try_lock(descriptor: int, kind: int) -> bool:
 
 
 def _entries(folder: int, prune: bool = False) -> List[Entry]:
-    """Return the entries of a folder; ``prune`` removes files of this user without a lock."""
+    """Return the entries in a folder; with ``prune``, also remove unlocked files of this user."""
     found = [_entry(folder, name, prune) for name in _names(folder)]
     return sorted((entry for entry in found if entry is not None), key=_order_of)
 
 
 def _names(folder: int) -> List[str]:
-    """Return the names of files that may be leases: all of this user, some of each other user.
+    """Return the names of files that may be leases: this user's, and some of each other user's.
 
-    A user who fills the folder hardly delays others, and hides only their own leases. If the folder
-    has many files, locked ones come first, as far as ``/proc/locks`` shows them.
+    With this limit, a user who fills the folder hardly delays others and hides only their own
+    leases. If the folder has many files, those that ``/proc/locks`` lists as locked come first.
     """
     with os.scandir(folder) as found:
         files = [(file.name, file.inode()) for file in found]
@@ -256,7 +268,7 @@ def _names(folder: int) -> List[str]:
 
 
 def _limited(folder: int, names: List[str]) -> List[str]:
-    """Return the names of this user's files, and the first MOST_OF_A_USER of each other user."""
+    """Return the names of this user's files, and the first MOST_OF_A_USER of each other user's."""
     kept: List[str] = []
     counts: Dict[int, int] = {}
     for name in filter(_NAME.fullmatch, names):
@@ -271,14 +283,17 @@ def _limited(folder: int, names: List[str]) -> List[str]:
 
 
 def _locked_inodes() -> Set[int]:
-    """Return the inodes of locked files on all disks, except those of other containers."""
+    """Return the inodes of locked files on any disk; locks held in other containers are missing."""
     with contextlib.suppress(OSError), open("/proc/locks", encoding="ascii") as stream:
         return {int(inode) for inode in re.findall(r":([0-9]+) [0-9]+ \S+$", stream.read(), re.M)}
     return set()
 
 
 def _entry(folder: int, name: str, prune: bool) -> Optional[Entry]:
-    """Return the contents of a file that a process has locked; None if it is not a lease."""
+    """Return the entry in a file that a process has locked; None if unlocked or invalid.
+
+    With ``prune``, an unlocked file of this user is removed.
+    """
 
     def opener(path: str, _: int) -> int:
         return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
@@ -375,7 +390,10 @@ def _network() -> str:
 
 
 def _concerns(entry: Entry, resource: str) -> bool:
-    """Return whether an entry's resource exists here: a port belongs to a network namespace."""
+    """Return whether an entry's resource exists for this process.
+
+    Each network namespace has its own ports, so leases of ports in other namespaces do not count.
+    """
     return entry["net"] == _network() or not resource.startswith("port/")
 
 
@@ -394,13 +412,21 @@ def _is_of(entry: Entry, holder: Holder) -> bool:
 
 
 def _yields(entry: Entry, holder: Holder) -> bool:
-    """Return whether a lease of the same job is from an earlier attempt or has not started."""
+    """Return whether ``holder`` may take over a lease of the same job.
+
+    This is the case if the lease is from an earlier attempt, or if it is from the same attempt and
+    its rank has not started.
+    """
     started = entry["state"] == STARTED
     return _is_of(entry, holder) and (entry["attempt"], started) < (holder.attempt, True)
 
 
 def _blockers(here: List[Entry], resources: Dict[str, str], holder: Holder) -> List[Entry]:
-    """Return the entries that block ``holder`` or precede it in the queue, by resource and job."""
+    """Return the entries that block ``holder`` or precede it in the queue, for each resource.
+
+    ``label`` is the readable name of the resource. If a job has a resource, its place in the queue
+    for that resource is left out.
+    """
     leases = [e for e in here if e["state"] != QUEUED and not _yields(e, holder)]
     queue = [e for e in here if e["state"] == QUEUED and _order_of(e) < holder[:2]]
     found: List[Entry] = []
@@ -423,14 +449,14 @@ def _refuse(here: List[Entry], resources: Dict[str, str], holder: Holder) -> Non
 
 
 def _note_of_stop(here: List[Entry], holder: Holder) -> Optional[Entry]:
-    """Return the note that the job of a rank was stopped while it waited, or None."""
+    """Return the note that the holder's job was stopped while it waited, or None without a note."""
     notes = [entry for entry in here if entry["state"] == STOPPED and _is_of(entry, holder)]
     mine = [e for e in notes if (e["task"], e["attempt"]) == (holder.task, holder.attempt)]
     return mine[0] if mine else None
 
 
 def _obey_stop(here: List[Entry], holder: Holder) -> None:
-    """Raise StoppedError if the job of a rank was stopped while it waited."""
+    """Raise StoppedError if the holder's job was stopped while it waited."""
     note = _note_of_stop(here, holder)
     if note is not None:
         raise StoppedError(note["reason"] or "was stopped")
@@ -450,9 +476,9 @@ def take(
     job has one of the resources or waits for it), StoppedError (the job was stopped) or LeaseError
     (the folder cannot be used).
 
-    If two jobs come to several machines at the same time, each may be first on some. The later job
-    then fails at once and releases its leases, for which the earlier one waits up to ``patience``
-    seconds.
+    If two jobs start on several machines at the same time, each may be first on some of them. The
+    later job then fails at once and releases its leases. The earlier job waits for these leases for
+    up to ``patience`` seconds.
     """
 
     def attempt(descriptor: int) -> _Published:
@@ -487,10 +513,10 @@ def wait(
     seconds: float,
     is_first: bool = False,
 ) -> List[Entry]:
-    """Queue for ``resources`` for up to ``seconds`` without taking them; return who is ahead.
+    """Wait in the queue up to ``seconds`` for ``resources``, and return the blockers.
 
-    Raise StoppedError if the job was stopped meanwhile. A stop before this call counts as well,
-    unless the call ``is_first``.
+    The resources are not taken. The result is empty if they can be taken. Raise StoppedError if the
+    job was stopped meanwhile. A stop before this call counts as well, unless ``is_first`` is true.
     """
     deadline = time.monotonic() + seconds
 
@@ -516,7 +542,10 @@ def wait(
 
 
 def give_back(folder: str, holder: Holder) -> None:
-    """Release the leases of a rank that has not started, up to this attempt."""
+    """Release the leases of a rank that has not started, in this and earlier attempts.
+
+    Its places in the queue and its notes are removed as well.
+    """
     with contextlib.suppress(OSError), _opened(folder) as descriptor:
         for entry in _not_started(_entries(descriptor, prune=True), holder):
             if entry["attempt"] <= holder.attempt:
@@ -524,10 +553,11 @@ def give_back(folder: str, holder: Holder) -> None:
 
 
 def stop_job(folder: str, job: str, reason: str) -> int:
-    """Release the leases and places in the queue of a job of this user without a supervisor.
+    """Release the leases and places in the queue of this user's job that no supervisor holds.
 
     All ranks and attempts are included. Notes inform waiting control nodes that the job was
-    stopped. Return the number of leases and places. ``reason`` is text to follow the job's name.
+    stopped. Return the number of released leases and places. ``reason`` is a phrase that follows
+    the job's name.
     """
     given_back = 0
     for entry in entries(folder):
@@ -539,7 +569,7 @@ def stop_job(folder: str, job: str, reason: str) -> int:
 
 
 def _replace_by_note(folder: str, entry: Entry, reason: str) -> None:
-    """Replace a lease or a place in the queue with the note that the job was stopped."""
+    """Replace a lease or a place in the queue with a note that the job was stopped."""
     holder = Holder(entry["created_at"], entry["job"], entry["task"], entry["attempt"])
 
     def replace(descriptor: int) -> _Published:
@@ -553,24 +583,24 @@ def _replace_by_note(folder: str, entry: Entry, reason: str) -> None:
 
 
 def seconds_until_start(spec: records.RankSpec) -> float:
-    """Return the lifetime in seconds of a lease of a rank that has not started."""
+    """Return for how many seconds the lease of a rank that has not started is valid."""
     return max(TAKEN_S, float(spec.get("start_timeout", 0)))
 
 
 def _not_started(found: List[Entry], holder: Holder) -> List[Entry]:
-    """Return the entries of a rank, in any attempt, without a supervisor."""
+    """Return the entries of the holder's rank, in any attempt, that no supervisor holds."""
     own = [entry for entry in found if _is_of(entry, holder) and entry["task"] == holder.task]
     return [entry for entry in own if entry["state"] != STARTED]
 
 
 def release_rank(spec: records.RankSpec) -> None:
-    """Release the leases in the ``rank.json`` of a rank without a live supervisor."""
+    """Release the leases in a rank's ``rank.json``, unless its supervisor has taken them over."""
     if spec.get("leases"):  # rank.json may be truncated
         give_back(spec["leases"]["folder"], holder_of(spec))
 
 
 def holder_of(spec: records.RankSpec) -> Holder:
-    """Return the holder for a ``rank.json`` with ``leases``."""
+    """Return the holder that a ``rank.json`` describes; it must contain ``leases``."""
     return Holder(spec["leases"]["created_at"], spec["job"], spec["task"], spec["attempt"])
 
 
@@ -579,7 +609,7 @@ def _now() -> float:
 
 
 class Held:
-    """The leases that a rank's supervisor holds from its start to its end."""
+    """The leases that a supervisor holds from the start of its rank to the end."""
 
     def __init__(self, spec: records.RankSpec) -> None:
         self._folder = spec["leases"]["folder"]
@@ -614,7 +644,7 @@ class Held:
                 self._note(str(error))
 
     def renew(self) -> None:
-        """Write the lease again if its file was removed or moved; checked every RENEW_S seconds."""
+        """Check the lease's file every RENEW_S seconds, and write it again if it is missing."""
         if not self._resources or time.monotonic() < self._due:
             return
         self._due = time.monotonic() + RENEW_S
@@ -658,7 +688,7 @@ def describe(blocker: Entry) -> str:
 
 
 def whose(blocker: Entry) -> str:
-    """Return ``describe`` without its resource: ``in use by worker-0 of job night-1 (...)``."""
+    """Return who holds or claims a resource, such as ``in use by worker-0 of job night-1 ...``."""
     when = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(blocker["since"]))
     what = {
         STARTED: "in use by %s of job %s (user %s, since %s)",
@@ -669,9 +699,9 @@ def whose(blocker: Entry) -> str:
 
 
 def answer(request: Mapping[str, Any]) -> Dict[str, Any]:
-    """Handle a request of the control node for a job that waits for ports and GPUs.
+    """Handle a request from the control node for a job that waits for ports and GPUs.
 
-    The request has ``do`` (``queue`` at first, ``wait``, ``take`` or ``give_back``), ``folder``,
+    The request has ``do`` (first ``queue``, then ``wait``, ``take`` or ``give_back``), ``folder``,
     ``resources``, ``holder`` and ``seconds``. Return ``blockers``, a description of each blocking
     entry, and, if the job was stopped, the reason in ``stopped``.
     """

@@ -1,4 +1,4 @@
-"""Finds processes that are still active when a script has ended, before they are ended."""
+"""Finds processes that are still active when a script has ended, before they are killed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ def _used(pid: int) -> float:
 
 
 def _present() -> Set[int]:
-    """Return the live descendants of the caller, which has called ``processes.adopt``."""
+    """Return the live descendants of this process, without helpers of libraries.
+
+    The process must have called ``processes.adopt``.
+    """
     with contextlib.suppress(ChildProcessError):
         processes.reap()
     found = processes.descendants([os.getpid()], processes.snapshot())

@@ -1,4 +1,4 @@
-"""Detects whether a script is active: CPU time, output, or data read by any of its processes."""
+"""Detects whether a script is active: its processes use the CPU, read, write, start or end."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Sample(NamedTuple):
 
 
 def sample(supervisor_pid: int, written: int) -> Sample:
-    """Return the activity of all descendants of a supervisor.
+    """Return the activity counters of all descendants of a supervisor.
 
-    ``written`` is the size of their output in bytes.
+    ``written`` is the size of the script's output in bytes.
     """
     pids = processes.descendants([supervisor_pid], processes.snapshot())
     ticks, read = 0, 0
@@ -44,7 +44,7 @@ class Life:
         self._last: Optional[Sample] = None
 
     def add(self, now: float, taken: Sample) -> None:
-        """Add a sample, taken at ``now`` in seconds of a monotonic clock."""
+        """Add a sample that was taken at ``now``, in seconds of a monotonic clock."""
         last, seconds = self._last, now - self._sampled_at
         self._last, self._sampled_at = taken, now
         if last is None or taken._replace(cpu_seconds=last.cpu_seconds) != last:
@@ -53,5 +53,5 @@ class Life:
             self._seen_at = now
 
     def idle(self, now: float) -> float:
-        """Return the seconds without activity."""
+        """Return the seconds from the last activity to ``now``."""
         return now - self._seen_at

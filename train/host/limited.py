@@ -29,7 +29,7 @@ _LAST = 65_536
 
 
 def punch(descriptor: int, begin: int, end: int) -> None:
-    """Free the space of a file from ``begin`` to ``end``. Raise OSError if that is impossible."""
+    """Free a file's space between two offsets in bytes. Raise OSError if that is impossible."""
     fallocate = ctypes.CDLL(None, use_errno=True).fallocate
     fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
     if fallocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, begin, end - begin):
@@ -50,7 +50,10 @@ class LimitedFile:
         self.hole: Optional[Hole] = None
 
     def wanted(self) -> Optional[Hole]:
-        """Return the range to free now; None if the file fits, or is not a plain file."""
+        """Return the hole that the file needs now; None if it needs none or is not a regular file.
+
+        If the current hole is sufficient, return that.
+        """
         try:
             status = os.lstat(self.path)
         except OSError:

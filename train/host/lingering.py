@@ -17,10 +17,10 @@ _NAMED, _LENGTH = 3, 80
 
 
 def describe(pid: int) -> List[str]:
-    """Describe the threads and children of a process besides its main thread.
+    """Describe the threads of a process, except the main thread, and its child processes.
 
-    Python 3.14 and later pass the names of threads to the kernel. Threads of earlier versions have
-    the name of the process.
+    If there are none, describe the main thread. Python 3.14 and later pass the names of threads to
+    the kernel. Threads of earlier versions have the name of the process.
     """
     main = processes.read_text(processes.PROC, str(pid), "comm").strip()
     names = [

@@ -1,10 +1,10 @@
 """Measures the network paths between this host and others, in rounds of disjoint pairs.
 
-Every host has the same schedule of rounds, in each of which it has one peer or none. Both hosts
-connect to each other's port, so that each direction is tested, and measured on the connection to
-the receiver. A host that is still busy with its previous round makes its peer wait, so the hosts
-need no common clock. Received bytes are only counted. A connection that does not begin with the
-run's token is closed.
+All hosts know the same schedule. In each round, a host has one peer or none. Both hosts of a pair
+connect to each other's port, so that each direction is tested. Each direction is measured on the
+connection to the receiver. A host that is still busy with its previous round makes its peer wait,
+so the hosts need no common clock. Received bytes are counted and discarded. A connection that does
+not begin with the run's token is closed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _UNSENT = 512 * 1024
 
 
 class Link(TypedDict, total=False):
-    """The results for the path to a peer, without those that were not measured."""
+    """The results for the path to a peer. Fields that were not measured are absent."""
 
     out: str  # result of a connection to the peer's port, see probe.py
     met: str  # the host that answered there, if not the peer
@@ -61,7 +61,7 @@ class _Host:
         self._arrived = threading.Condition()
 
     def listen(self, port: int) -> str:
-        """Accept connections in the background; return an error, or an empty text."""
+        """Accept connections in the background; return an error, or an empty string."""
         try:
             both = socket.has_dualstack_ipv6()
             family = socket.AF_INET6 if both else socket.AF_INET
@@ -93,7 +93,7 @@ class _Host:
         connection.close()
 
     def _call(self, peer: str) -> Tuple[Link, Optional[socket.socket]]:
-        """Connect to a peer, which may not have begun yet."""
+        """Connect to a peer, which may not have begun yet; return results and the connection."""
         address, port = self.peers[peer]
         while True:
             result, connection = connect(address, port, CONNECT_S)
@@ -119,7 +119,7 @@ class _Host:
             return self._waiting.get(peer)
 
     def round(self, peer: str) -> Link:
-        """Do one round: the host with the smaller name leads."""
+        """Measure the path to a peer in one round. The host whose name sorts first leads."""
         link, outgoing = self._call(peer)
         first = time.monotonic() < self._began + START_S
         silent = START_S if first and outgoing is None else SILENT_S
@@ -141,7 +141,10 @@ class _Host:
     def _spoken_to(
         self, peer: str, own: Optional[socket.socket], seconds: float
     ) -> Optional[socket.socket]:
-        """Return the connection on which the leading peer begins: its own or this host's."""
+        """Return the connection on which the leading peer sends first, or None.
+
+        That is ``own``, which this host opened, or the connection that the peer opened.
+        """
         began = time.monotonic()
         while True:
             theirs = self._wait(peer, 0.1 if own is not None else seconds)
@@ -185,7 +188,7 @@ class _Host:
     def _transfer(
         self, out: socket.socket, back: socket.socket, found: Link, sends_first: bool
     ) -> None:
-        """Measure both directions, each on the connection to the receiver's address."""
+        """Measure both directions, each on the connection that its sender opened if possible."""
         out.settimeout(STALL_S)
         back.settimeout(STALL_S)
         found["local"] = str(out.getsockname()[0]).replace("::ffff:", "")
@@ -264,7 +267,7 @@ def _send(connection: socket.socket, seconds: float) -> None:
 
 
 def _got(connection: socket.socket) -> float:
-    """Return the Mbit/s that the peer has counted. Raise ValueError if it is not a rate."""
+    """Return the rate in Mbit/s that the peer reports. Raise ValueError if it is not a rate."""
     rate = _read_line(connection)["got"]
     if not isinstance(rate, (int, float)) or not 0 <= rate < 1e9:
         raise ValueError("no rate")
@@ -272,7 +275,7 @@ def _got(connection: socket.socket) -> float:
 
 
 def _receive(connection: socket.socket) -> float:
-    """Count received blocks, of which the last one begins with 0; return Mbit/s."""
+    """Receive blocks up to the first one that begins with 0; return the rate in Mbit/s."""
     received, block = 0, memoryview(bytearray(_BLOCK))
     began = time.monotonic()
     while received == 0 or received % _BLOCK or block[0]:
@@ -286,7 +289,11 @@ def _receive(connection: socket.socket) -> float:
 
 
 def _counts(connection: socket.socket) -> Dict[str, int]:
-    """Return segments, bytes ``acked`` and the path's MTU from the kernel's struct tcp_info."""
+    """Return values of the kernel's struct tcp_info; 0 if this kernel lacks them.
+
+    They are the numbers of segments ``sent`` and ``resent``, of bytes ``acked``, and the path's
+    ``mtu``.
+    """
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
     places = {"resent": ("I", 100), "sent": ("I", 136), "mtu": ("I", 60), "acked": ("Q", 120)}
     if len(info) < 140:
@@ -300,7 +307,7 @@ def measure(params: Params) -> CallResult:
     Args:
         params: ``name`` of this host; ``token`` of the run; ``port`` to listen on; ``peers``,
             the address and port of each by name; ``rounds``, the peer of each round or None;
-            ``seconds`` of each transfer; ``both``, whether to measure both together, too.
+            ``seconds`` of each transfer; ``both``, whether to measure also while both hosts send.
     """
     host = _Host(params)
     listen_error = host.listen(int(params["port"]))

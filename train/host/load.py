@@ -1,4 +1,4 @@
-"""Reads counters of a rank's CPU time, and of limits and load on its host."""
+"""Reads counters of a rank's CPU time, and the limits and the load of its host."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _number(*parts: str) -> int:
 
 
 def _group(pid: int) -> Dict[int, List[str]]:
-    """Return the ``stat`` fields of the process and of its process group, by process."""
+    """Return by pid the ``stat`` fields of a process and of the others in its process group."""
     group = {}
     for one in processes.pids():
         with contextlib.suppress(OSError, IndexError):  # it has ended
@@ -102,7 +102,7 @@ def _group(pid: int) -> Dict[int, List[str]]:
 
 
 def _time(pid: int, group: Dict[int, List[str]]) -> Facts:
-    """Return the CPU time of the processes, and the clock of the cores on which they run."""
+    """Return the CPU time of the processes, and the clock rate of the cores on which they run."""
     ticks = sum(int(value) for fields in group.values() for value in fields[11:15])
     waited: List[float] = []
     nices, running = [], [int(group[pid][36])]
@@ -139,7 +139,7 @@ def _time(pid: int, group: Dict[int, List[str]]) -> Facts:
 
 
 def limit(pid: int, group: Optional[Dict[int, List[str]]] = None) -> Facts:
-    """Return the CPU limit of the nearest control group that has one."""
+    """Return the CPU limit of the nearest control group that has one; empty without a limit."""
     listed = read_text(processes.PROC, str(pid), "cgroup")
     for folders in control_groups(listed, "cpu", os.path.join(SYS, "fs/cgroup")):
         for folder in folders:

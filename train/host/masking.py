@@ -67,7 +67,7 @@ class Mask:
         self.longest = max(map(len, self._bytes), default=0)
 
     def text(self, text: str) -> str:
-        """Return a message without secrets and without beginnings of secrets at truncated ends."""
+        """Return a message without secrets, including those cut off at the end of a line."""
         for secret in self._secrets:
             text = text.replace(secret, MASK)
         return "\n".join(map(self._without_cut_secret, text.split("\n")))
@@ -80,7 +80,7 @@ class Mask:
         return line
 
     def log(self, data: bytes, before: bytes = b"", after: bytes = b"") -> bytes:
-        """Return a piece of a log without secrets, in its original length.
+        """Return a piece of a log without secrets. Its length does not change.
 
         ``before`` and ``after`` are up to ``longest`` bytes around the piece, which may contain the
         other part of a secret.

@@ -22,7 +22,7 @@ _MOST, _SECONDS, _NAMED = 20_000, 2.0, 3
 
 
 def _files(folder: str) -> Iterator[Tuple[str, os.stat_result]]:
-    """Yield the regular files below a folder by relative path, within the time limit."""
+    """Yield the relative path and the status of regular files below a folder, up to the limits."""
     deadline, number = time.monotonic() + _SECONDS, 0
     for place, _, names in os.walk(folder):
         for name in sorted(names):
@@ -44,9 +44,9 @@ def _looks_like_result(path: str) -> bool:
 
 
 def matching(folder: str, globs: Sequence[str]) -> List[str]:
-    """Return the files and folders below ``folder`` that match ``globs``, by relative path.
+    """Return the relative paths of files and folders below ``folder`` that match ``globs``.
 
-    A pattern that leads out of the folder matches nothing.
+    Links, and patterns that lead out of the folder, match nothing.
     """
     found: Set[str] = set()
     top = os.path.realpath(folder)
@@ -62,11 +62,13 @@ def matching(folder: str, globs: Sequence[str]) -> List[str]:
 
 
 def left_behind(folder: str, since: float, fetched: Sequence[str]) -> Tuple[int, int, List[str]]:
-    """Return number, total size and some names of files below ``folder`` that look like results.
+    """Count the files below ``folder`` that look like results.
+
+    Return their number, their total size in bytes and some of their relative paths.
 
     Args:
-        since: Unix time; only files written after it count.
-        fetched: patterns of files that are fetched anyway.
+        since: Unix time; only files that were modified later count.
+        fetched: patterns of files that are fetched anyway, and do not count.
     """
     wanted = matching(folder, fetched) if fetched else []
     count, size, names = 0, 0, []

@@ -25,8 +25,9 @@ class Pace:
     The time between two records with new steps is compared with the usual time of the same kind:
     between two steps, at the end of an epoch (where an unreported test or checkpoint may follow),
     or in another phase such as ``evaluating``. The limit is ``factor`` times the usual time (0: no
-    limit), but at least ``least`` seconds. Except for steps, a kind has no limit before it has
-    happened twice. There is also no limit after the last epoch, or in one of unknown length.
+    limit), but at least ``least`` seconds. Every kind except the time between two steps has no
+    limit until it has occurred twice. There is also no limit after the last epoch, or in an epoch
+    of unknown length.
     """
 
     def __init__(self, factor: float, least: float) -> None:
@@ -40,7 +41,7 @@ class Pace:
         self._usual: Dict[str, Deque[float]] = {}
 
     def feed(self, records: Iterable[Progress], now: float) -> None:
-        """Add new progress records, at ``now`` in seconds of a monotonic clock."""
+        """Add progress records that were read at ``now``, in seconds of a monotonic clock."""
         for record in records:
             self._seen_at = now
             step = record.get("step")
@@ -64,7 +65,7 @@ class Pace:
         return str(self._record.get("phase", _TRAINING))
 
     def _kind(self) -> str:
-        """Return the kind of the current gap; empty if it has no limit."""
+        """Return the kind of the current interval; an empty string if it has no limit."""
         phase, epoch = self._phase(), self._record.get("epoch")
         if phase != _TRAINING:
             return phase
@@ -79,9 +80,9 @@ class Pace:
         return "" if epoch in (None, self._record.get("epochs")) else _END_OF_EPOCH
 
     def finished_for(self, now: float) -> float:
-        """Return for how many seconds a rank has reported nothing after its last step.
+        """Return the seconds since the last record of a rank that has made all of its steps.
 
-        0 if more steps are to come, or if that is unknown.
+        Return 0 if more steps are to come, or if that is unknown.
         """
         step, steps = self._record.get("step"), self._record.get("steps")
         epoch, epochs = self._record.get("epoch"), self._record.get("epochs")
@@ -92,7 +93,7 @@ class Pace:
         return now - self._seen_at
 
     def overdue(self, now: float) -> str:
-        """Return a text about the time without a step if it is too long, or an empty text."""
+        """Return a message if a rank has not made a step for too long, or an empty string."""
         if self.step is None or not self._factor:
             return ""
         kind = self._kind()
@@ -111,7 +112,7 @@ class Pace:
 
 
 def _place(record: Progress) -> Optional[Tuple[int, int]]:
-    """Return the completed steps of an epoch, and their total; None if unknown."""
+    """Return the completed steps of the current epoch, and the epoch's steps; None if unknown."""
     if "batch" in record and "batches" in record:
         return record["batch"], record["batches"]
     step, steps, epochs = record.get("step"), record.get("steps"), record.get("epochs", 1)
@@ -123,20 +124,20 @@ def _place(record: Progress) -> Optional[Tuple[int, int]]:
 
 
 def crashed_in(log: str) -> str:
-    """Return the place of the thread that received a fatal signal, in the format of ``stuck_in``.
+    """Return where the thread that received a fatal signal was, in the format of ``stuck_in``.
 
-    The text is empty if faulthandler has written nothing.
+    The result is an empty string if faulthandler has written nothing.
     """
     stack = log.rpartition(log_shapes.FATAL)[2].rpartition("\n" + log_shapes.CURRENT_THREAD)[2]
     return stuck_in(stack.partition("\n\n")[0])[0]
 
 
 def stuck_in(stacks: str) -> Tuple[str, bool]:
-    """Return the place of the main thread, from faulthandler's output.
+    """Return where the main thread was, from faulthandler's output.
 
-    The place is in the user's own code if possible: ``main.py, line 12 in load``, or empty if
-    nothing could be read. Also return whether the thread was inside TensorFlow, which is the case
-    in a rank that waits for another one.
+    The result is a place in the user's own code if possible, such as ``main.py, line 12 in load``,
+    or an empty string if nothing could be read. Also return whether the thread was inside
+    TensorFlow, which is the case in a rank that waits for another one.
     """
     last = stacks.rpartition("(most recent call first)")[2]
     frames = [found.groups() for found in map(_FRAME.match, last.splitlines()) if found]

@@ -15,7 +15,7 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2
 
 
 def clean(text: str, limit: int) -> str:
-    """Return ``text`` without terminal control characters, except newlines and tabs."""
+    """Return up to ``limit`` characters of ``text``, without controls except newlines and tabs."""
     text = text[: 4 * limit]
     if not text.isprintable():
         text = _CONTROLS.sub("", _ESCAPES.sub("", text))
@@ -29,6 +29,6 @@ def is_number(text: str) -> bool:
 
 
 def note(text: str, stream: Optional[TextIO] = None) -> None:
-    """Print a line at once, on standard error by default; ignored if the disk is full."""
+    """Print a line at once, by default on standard error; ignore errors such as a full disk."""
     with contextlib.suppress(OSError):
         print(text, file=stream or sys.stderr, flush=True)

@@ -55,7 +55,10 @@ def check_job(root: str, job: str, attempt: int) -> List[str]:
 
 
 def check_port(port: int, job: str, held: List[leases.Entry], wait: float) -> List[str]:
-    """Return the reasons why a job cannot bind ``port``; with ``wait``, other jobs are none."""
+    """Return the reasons why a job cannot bind ``port``.
+
+    If the job can ``wait`` for other jobs, a port that another job holds is not a reason.
+    """
     choose = "choose another train_job_port"
     for lease in held:
         if lease["resource"] == f"port/{port}":
@@ -75,7 +78,7 @@ def existing(folder: str) -> str:
 
 
 def check_space(root: str, min_free_mb: int) -> List[str]:
-    """Return problems of the folder of the jobs."""
+    """Return a problem if the folder of jobs is not writable, or has too little free space."""
     parent = existing(root)
     if not os.access(parent, os.W_OK | os.X_OK):
         return [f"{parent} is not writable: choose another train_job_root"]
@@ -89,7 +92,7 @@ def check_space(root: str, min_free_mb: int) -> List[str]:
 
 
 def lacks_tensorflow(python: str) -> bool:
-    """Return whether an interpreter finds no TensorFlow, in any kind of environment."""
+    """Return whether an interpreter finds no TensorFlow; False if it does not run."""
     look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('tensorflow') is None)"
     try:
         # In /, because the current folder may contain a file named tensorflow.py.
@@ -100,7 +103,7 @@ def lacks_tensorflow(python: str) -> bool:
 
 
 def check_noexec(python: str) -> List[str]:
-    """Return problems of the filesystem of an interpreter's environment."""
+    """Return a problem if libraries in an interpreter's environment cannot be loaded (noexec)."""
     environment = os.path.dirname(os.path.dirname(python))
     if not suitability.is_noexec(environment, "pyvenv.cfg"):
         return []
@@ -145,7 +148,11 @@ def foreign_processes(
 def foreign_gpus(
     warnings: List[str], foreign_gpu: str, found: List[host_facts.Gpu], held: List[leases.Entry]
 ) -> Dict[str, host_facts.BusyGpu]:
-    """Return the GPUs used by processes of no job (see ``gpus_busy``), or add warnings."""
+    """Return the GPUs that processes outside of jobs use, see ``gpus_busy``.
+
+    If such GPUs can be shared (``foreign_gpu`` is ``warn``), or if the instance in use is unknown,
+    add to ``warnings`` instead.
+    """
     try:
         foreign = foreign_processes(found, held)
     except gpus.GpuError as error:

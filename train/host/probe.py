@@ -1,8 +1,9 @@
-"""Checks from a host which ranks it can reach, and what prevents that. Prints JSON.
+"""Checks which ranks a host can reach, and what prevents connections. Prints JSON.
 
     python3 -S -E -m train.host.probe RANK_DIR PEERS TIMEOUT
 
-PEERS is a JSON object of ``[address, port]`` by task, TIMEOUT the time limit in seconds for all.
+PEERS is a JSON object of ``[address, port]`` by task. TIMEOUT is the time limit in seconds for all
+connections together.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def own_addresses() -> List[str]:
 
 
 def proxy(pid: Any) -> str:
-    """Return the variable that makes gRPC in a process use a proxy, or an empty text."""
+    """Return the variable that makes gRPC in a process use a proxy, or an empty string."""
     environment = processes.environment(pid)
     if "grpc.enable_http_proxy=0" in environment.get(rank_environment.ENV_GRPC, ""):
         return ""
@@ -113,7 +114,7 @@ def proxy(pid: Any) -> str:
 
 
 def check(rank_dir: str, peers: Dict[str, Tuple[str, int]], timeout: float) -> records.Probed:
-    """Return the state of the rank's connections on this host."""
+    """Return which peers the rank's host reaches, and facts that explain failures."""
     state = ranks.observe(rank_dir)
     task, port = state.get("task"), state.get("port")
     address = peers[task][0] if task in peers else ""

@@ -31,7 +31,7 @@ def machine() -> str:
 
 
 def is_of_this_host(noted: str) -> bool:
-    """Return whether a stored ``machine`` is this one, which may have been restarted since."""
+    """Return whether a stored result of ``machine`` is from this host, even before a reboot."""
     return noted.split("/")[1:2] == [socket.gethostname()]
 
 
@@ -64,8 +64,8 @@ def control_groups(
 ) -> Iterator[List[str]]:
     """Yield the folders of a process's control group and its parents, for each possible tree.
 
-    ``listed`` is the contents of the process's ``cgroup`` file. In a container, the path in it may
-    be the host's, and the container's own group the root.
+    ``listed`` is the contents of the process's ``cgroup`` file. In a container, the file may
+    contain the host's path, although the root of the mounted tree is the container's own group.
     """
     for line in listed.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -94,7 +94,7 @@ def command(pid: int) -> str:
 def stat(thread: object) -> List[str]:
     """Return the fields after the name in ``stat`` of a process or thread (a path in /proc).
 
-    The list is empty if it has ended. Raise OSError if that is unknown.
+    The list is empty if the process or thread has ended. Raise OSError if that is unknown.
     """
     try:
         with open("%s/%s/stat" % (PROC, thread), errors="replace") as stream:
@@ -126,13 +126,13 @@ def environment(pid: Any) -> Dict[str, str]:
 
 
 def marked(name: str) -> List[Tuple[int, str]]:
-    """Return this user's processes whose initial environment has ``name``, with its value."""
+    """Return (pid, value) for this user's processes whose initial environment contains ``name``."""
     found = [(pid, environment(pid).get(name)) for pid in pids()]
     return [(pid, value) for pid, value in found if value is not None]
 
 
 def opened(pid: int) -> Iterator[str]:
-    """Yield the files that a process of this user has open."""
+    """Yield the paths of the files that a process of this user has open."""
     folder = os.path.join(PROC, str(pid), "fd")
     for name in numbers(folder):
         with contextlib.suppress(OSError):
@@ -222,7 +222,7 @@ def reap() -> Dict[int, int]:
 
 
 def end_descendants() -> List[int]:
-    """Kill all descendants of the caller, which has called ``adopt``; return remaining ones."""
+    """Kill all descendants of this process, which has called ``adopt``; return any that remain."""
     me = os.getpid()
     deadline = time.monotonic() + KILL_S
     while True:  # processes started meanwhile are found in the next iteration
@@ -252,7 +252,7 @@ def _kill(pid: int) -> None:
 
 
 def send(pid: int, signum: int, group: bool = False) -> None:
-    """Send a signal to a process or its group; ignored if it is gone or another user's."""
+    """Send a signal to a process or its group, unless it has ended or belongs to another user."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         (os.killpg if group else os.kill)(pid, signum)
 
@@ -268,7 +268,7 @@ def run(command: Sequence[str], **given: Any) -> subprocess.CompletedProcess[str
 
 
 def wait_until(condition: Callable[[], object], timeout: float, pause: float = 0.05) -> bool:
-    """Return whether ``condition`` becomes true within ``timeout`` seconds."""
+    """Wait up to ``timeout`` seconds for ``condition`` to be true, and return whether it is."""
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:

@@ -100,8 +100,8 @@ def check_progress(value: Any) -> Progress:
 def read_progress(text: str) -> Tuple[List[Progress], List[Tuple[int, str]]]:
     """Return the progress records in ``text`` (JSON lines), and the errors in it.
 
-    NaN and infinities are returned as NOT_FINITE. An error is the index of a line, from 0, and a
-    text.
+    NaN and infinities are returned as one of NOT_FINITE. An error is the index of a line, from 0,
+    and a message.
     """
     found, wrong = [], []
     for place, line in enumerate(text.split("\n")):
@@ -126,10 +126,10 @@ def parse_progress(text: str) -> List[Progress]:
 
 
 def with_earlier(record: Progress, earlier: Progress) -> Progress:
-    """Return a progress record with its missing fields filled in from ``earlier`` records.
+    """Return a progress record with its missing fields filled in from an ``earlier`` one.
 
-    Records from the console and records of the script are not mixed, and ``approximate`` is not
-    carried over.
+    Fields of records from the console and of records from the script are not mixed, and
+    ``approximate`` is not carried over.
     """
     if record.get("source") != earlier.get("source"):
         return record
@@ -140,18 +140,22 @@ def with_earlier(record: Progress, earlier: Progress) -> Progress:
 
 
 def is_whole(record: Progress) -> bool:
-    """Return whether the metrics of a record are final: a script's, or of a whole Keras epoch."""
+    """Return whether the metrics of a record are final.
+
+    Those that a script writes always are. Those from the console are final at the end of an epoch.
+    """
     if record.get("source") != "console":
         return True
     return "batches" in record and record.get("batch") == record["batches"]
 
 
 class ProgressWriter:
-    """Appends progress records to ``path``, by default to TRAIN_PROGRESS_FILE if it is set.
+    """Appends progress records to ``path``, by default the file in TRAIN_PROGRESS_FILE.
 
-    Records that follow one of the same phase within ``min_interval`` seconds are dropped, unless
-    ``force`` is given. Records that cannot be written, as on a full disk, are dropped as well. The
-    first such error prints a warning, and later records are tried again.
+    If neither is set, nothing is written. Records that follow one of the same phase within
+    ``min_interval`` seconds are dropped, unless ``force`` is given. Records that cannot be written,
+    for example on a full disk, are dropped as well. Only the first such error is reported, as a
+    warning, and later records are still tried.
     """
 
     def __init__(self, path: Optional[str] = None, min_interval: float = 0.5) -> None:
@@ -168,7 +172,10 @@ class ProgressWriter:
         return bool(self.path) and (phase != self._phase or is_late)
 
     def write(self, phase: str, force: bool = False, **fields: Any) -> None:
-        """Append one record. Raise TypeError if it cannot be converted to JSON."""
+        """Append a record if it is ``due``, or with ``force``.
+
+        Raise TypeError if a field cannot be converted to JSON.
+        """
         if not self.path or not (force or self.due(phase)):
             return
         self._last, self._phase = time.monotonic(), phase

@@ -50,7 +50,7 @@ _OF_ATTEMPT = (
 
 
 def observe(rank_dir: str) -> records.RankState:
-    """Return the rank's ``state.json``, corrected by the processes that really run.
+    """Return the rank's ``state.json``, corrected if its processes no longer run.
 
     A rank that is alive in the file but whose supervisor is gone has failed. ``frozen`` means that
     the script was stopped by a signal.
@@ -114,7 +114,7 @@ def write_unstarted(rank_dir: str, spec: records.RankSpec, reason: str) -> None:
 
 
 def noted(rank_dir: str) -> records.RankState:
-    """Return the rank's ``state.json`` as it is; empty if it is missing or truncated."""
+    """Return the rank's ``state.json`` unchanged; empty if it is missing or truncated."""
     return cast(records.RankState, json_files.read_whole(_state_file(rank_dir)) or {})
 
 
@@ -142,8 +142,8 @@ def set_aside(rank_dir: str) -> None:
 def put_back(rank_dir: str, attempt: int) -> None:
     """Undo ``set_aside`` for an ``attempt`` that was staged but not started.
 
-    The rank's folder is restored to its state after the previous attempt. If there was none, the
-    folder is removed.
+    The rank's folder is restored to its state after the previous attempt. If there was no previous
+    attempt in it, the folder is removed.
     """
     current = specification(rank_dir).get("attempt", attempt)
     if current != attempt or observe(rank_dir)["phase"] != records.ABSENT:
@@ -176,7 +176,7 @@ def _write_at_last(path: str, *arguments: Any) -> None:
 
 
 def write_state(rank_dir: str, state: records.RankState) -> None:
-    """Write a rank's ``state.json``; errors are only noted, because the rank does not need it."""
+    """Write a rank's ``state.json``; errors are only printed, because the rank does not need it."""
     # The reserved space is for the end, because an active script would fill it again.
     write = _write_at_last if state["phase"] in records.FINAL_PHASES else json_files.write_json
     try:
@@ -335,9 +335,9 @@ def find(
 ) -> List[str]:
     """Return the folders of the ranks that an inventory host answers for.
 
-    They belong to the last attempt of a job, or of the newest job. They are the host's own rank,
-    and ranks that were started on this machine under names of another inventory. Inventory hosts of
-    one machine share the latter.
+    The ranks belong to the last attempt of ``job``, or of the newest job. They are the host's own
+    rank, and ranks that were started on this machine under names of another inventory. If several
+    inventory hosts are this machine, each answers for a part of the latter.
 
     Args:
         beside: the inventory hosts that are reached in the same way as this one, including this

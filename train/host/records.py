@@ -36,7 +36,7 @@ class HeldLeases(TypedDict):
 
 
 class RankSpec(TypedDict):
-    """``rank.json``: what a supervisor runs."""
+    """The contents of ``rank.json``, which describe a rank for its supervisor."""
 
     version: int
     job: str
@@ -78,7 +78,7 @@ class LeftFiles(TypedDict):
 
 
 class RankState(TypedDict, total=False):
-    """``state.json``: a field is absent until it is known; ``phase`` is always present."""
+    """The contents of ``state.json``. Fields except ``phase`` are absent until they are known."""
 
     version: int
     job: str
@@ -114,7 +114,7 @@ class RankState(TypedDict, total=False):
 
 
 class StopReport(TypedDict):
-    """The report about the end of a rank."""
+    """The result of stopping a rank."""
 
     was: str  # its phase before
     phase: str
@@ -136,7 +136,7 @@ class _Position(TypedDict):
 
 
 class Cursor(_Position, total=False):
-    """The fetched data of a rank: its phase, and the number of bytes of each file."""
+    """The position up to which a rank was fetched: its phase, and a byte offset in each file."""
 
     answer: int  # maximum bytes of all files in the next answer
 
@@ -154,9 +154,9 @@ class _Update(TypedDict):
 
 
 class Update(_Update, total=False):
-    """An update of a rank: new text of its files since the cursor, and the next cursor.
+    """An update about a rank: new text of its files since the last cursor, and the next cursor.
 
-    The fields in this class are missing in a job that an earlier version started.
+    The fields in this class are missing if an earlier version of the launcher started the job.
     """
 
     left: Dict[str, int]  # bytes of each file after the cursor, without its hole
@@ -165,7 +165,7 @@ class Update(_Update, total=False):
 
 
 class Probed(TypedDict):
-    """Results of a host for the paths to other ranks."""
+    """The results of a host's check of its network paths to other ranks, see probe.py."""
 
     reached: Dict[str, str]  # for each peer one of the results in probe.py
     listening: bool  # whether the rank's own port is bound
@@ -223,7 +223,7 @@ class ListedJob(TypedDict):
 
 
 def task_order(task: str) -> Tuple[int, int]:
-    """Return the key that sorts tasks such as ``worker-10``: chief first, then by index."""
+    """Return the sort key of a task such as ``worker-10``: by type (TASK_TYPES), then by index."""
     kind, _, index = task.partition("-")
     place = TASK_TYPES.index(kind) if kind in TASK_TYPES else len(TASK_TYPES)
     return place, int(index) if is_number(index) else 0

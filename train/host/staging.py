@@ -1,4 +1,4 @@
-"""Stages a rank on its host, reverts that, and packs the rank's results."""
+"""Stages a rank on its host, unstages it, and packs its results."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def unresolvable(cluster: Dict[str, List[str]]) -> List[str]:
 def stage(params: Params) -> CallResult:
     """Take the rank's port and GPUs, fill its folder, and return ``rank`` and ``warnings``.
 
-    After a CallError, nothing is taken and nothing of the folder is left. In a later attempt of the
-    job, remaining processes of the previous one are ended and its files are set aside. Code,
-    checkpoints, model and events stay.
+    After a CallError, port and GPUs are released, and a newly created folder is removed. In a later
+    attempt of the job, remaining processes of the previous attempt are ended and its files are set
+    aside. Code, checkpoints, model and events stay.
 
     Args:
         params: ``archive`` (on the host), ``root``, ``tf_config``, ``spec`` and ``manifest`` (JSON:
@@ -93,7 +93,7 @@ def stage(params: Params) -> CallResult:
 
 
 def check_texts(spec: records.RankSpec) -> None:
-    """Raise CallError for arguments and variables with which no process can be started."""
+    """Raise CallError if an argument or an environment variable cannot be passed to a process."""
     for number, argument in enumerate(spec["argv"]):
         if not isinstance(argument, str) or "\0" in argument:
             raise CallError(
@@ -113,7 +113,7 @@ def check_texts(spec: records.RankSpec) -> None:
 
 
 def claim(job_dir: str, manifest: Mapping[str, Any]) -> None:
-    """Claim an attempt for this control node. Raise CallError if another one was faster."""
+    """Claim an attempt for this control node. Raise CallError if another control node has it."""
     attempt, mark = manifest["attempt"], manifest["attempts"][-1]["claim"]
     attach = suggest("attach", job=manifest["job"])
     overtaken = "another control node already started attempt %d of job %s: follow it with `%s`"
@@ -148,7 +148,8 @@ def claim(job_dir: str, manifest: Mapping[str, Any]) -> None:
 def take_leases(folder: str, spec: records.RankSpec, manifest: Mapping[str, Any]) -> List[str]:
     """Take the rank's port and GPUs, add the leases to ``spec``, and return warnings.
 
-    A folder that cannot be used is only a warning, because another user may be the cause.
+    Raise CallError if another job has one of them, or if this job was stopped. A ``folder`` that
+    cannot be used causes only a warning, because another user may be responsible.
     """
     created_at = manifest["created_at"]
     gpus = manifest["hosts"][spec["host"]]["gpus"]
@@ -169,7 +170,10 @@ def take_leases(folder: str, spec: records.RankSpec, manifest: Mapping[str, Any]
 
 
 def fill(params: Params, job_dir: str, spec: records.RankSpec) -> records.RankInfo:
-    """Fill the rank's folder and return the rank; after a failure, nothing of it is left."""
+    """Fill the rank's folder and return the record of the rank.
+
+    If the disk causes an error in the first attempt, the folder is removed.
+    """
     rank_dir = os.path.join(job_dir, spec["task"])
     spec["results_dir"] = os.path.join(job_dir, spec["results_dir"])
     spec["machine"] = processes.machine()
@@ -209,7 +213,7 @@ def fill(params: Params, job_dir: str, spec: records.RankSpec) -> records.RankIn
 
 
 def write_description(job_dir: str, manifest: Mapping[str, Any]) -> None:
-    """Write ``job.json`` of an attempt, and keep that of the previous one."""
+    """Write the ``job.json`` of an attempt, and keep a copy of the previous attempt's."""
     path = os.path.join(job_dir, rank_files.JOB_FILE)
     known = json_files.read_whole(path)
     if known is not None and known.get("attempt", 0) < manifest["attempt"]:
@@ -218,7 +222,10 @@ def write_description(job_dir: str, manifest: Mapping[str, Any]) -> None:
 
 
 def unpack(archive: str, launcher: str, folder: str) -> None:
-    """Unpack the job's archive and the launcher; after a failure, nothing is left."""
+    """Unpack the job's archive and the launcher into ``folder``.
+
+    The launcher is moved there last, so its presence shows that the folder is complete.
+    """
     temporary = folder + UNPACKED
     shutil.rmtree(temporary, ignore_errors=True)
     with tarfile.open(archive) as tar:
@@ -250,8 +257,8 @@ def unpack_programs(programs: zipfile.ZipFile, folder: str) -> None:
 def earlier_environment(job_dir: str, spec: records.RankSpec) -> Dict[str, str]:
     """Return the script's environment from an earlier attempt.
 
-    A control node that has attached does not know it. It is taken from the same inventory host, or
-    else the same task, or else any rank.
+    A control node that has attached does not know this environment. It is that of a rank with the
+    same inventory host, or else of a rank with the same task, or else of any rank.
     """
     found = [earlier for earlier in map(ranks.specification, ranks.in_job(job_dir)) if earlier]
 
@@ -264,8 +271,8 @@ def earlier_environment(job_dir: str, spec: records.RankSpec) -> Dict[str, str]:
 def check_environment(environment: Mapping[str, str], manifest: Mapping[str, Any]) -> None:
     """Refuse to start a script without environment variables that it had in earlier attempts.
 
-    Raise CallError if this host has no earlier attempt, and the control node that attached does not
-    know the variables.
+    Raise CallError if the values of such variables are unknown: this host has no earlier attempt,
+    and the control node has attached without the variables.
     """
     differs = manifest.get("environment_differs") or ()
     names = {*(manifest.get("environment_names") or ())} - {*differs, *environment}
@@ -280,7 +287,8 @@ def check_environment(environment: Mapping[str, str], manifest: Mapping[str, Any
 def end_earlier(job_dir: str, rank_dir: str, host: str, manifest: Mapping[str, Any]) -> None:
     """End the remaining processes of an earlier attempt, and set the files of the rank aside.
 
-    This includes ranks of the inventory host, and ranks on its machine under other names.
+    The processes may belong to other ranks of the inventory host, or to ranks that were started on
+    its machine under other names. Raise CallError if a process cannot be killed.
     """
     facts = manifest["hosts"]
     # Other ranks of this attempt on this machine handle their own folders.
@@ -299,7 +307,10 @@ def end_earlier(job_dir: str, rank_dir: str, host: str, manifest: Mapping[str, A
 
 
 def remove_unstarted(job_dir: str, task: str, created_at: float) -> None:
-    """Remove the folder of a rank that was never started, and the job's if it has no others."""
+    """Remove the folder of a rank that was never started, and the job's if it has no other ranks.
+
+    Do nothing if ``created_at`` shows that the folder belongs to another job with the same name.
+    """
     rank_dir = os.path.join(job_dir, task)
     spec = json_files.read_whole(os.path.join(rank_dir, rank_files.RANK_FILE)) or {}
     own = (spec.get("leases") or {}).get("created_at") == created_at
@@ -312,7 +323,7 @@ def remove_unstarted(job_dir: str, task: str, created_at: float) -> None:
 
 
 def undo(job_dir: str, task: str, attempt: int) -> None:
-    """Restore a rank and its job to their state before a later attempt was staged."""
+    """Restore the files of a rank and its job as they were before ``attempt`` was staged."""
     if os.path.isdir(os.path.join(job_dir, task)):
         ranks.put_back(os.path.join(job_dir, task), attempt)
     path = os.path.join(job_dir, rank_files.JOB_FILE)
@@ -324,8 +335,8 @@ def undo(job_dir: str, task: str, attempt: int) -> None:
 def unstage(params: Params) -> CallResult:
     """Release the leases of a rank that has not started, and its place in the queue.
 
-    In the job's first attempt, its folder is removed. In a later one, the folder is restored to its
-    state after the previous attempt. Always raise CallError, so that the play ends.
+    In the job's first attempt, the rank's folder is removed. In a later attempt, the folder is
+    restored to its state after the previous one. Always raise CallError, so that the play ends.
 
     Args:
         params: ``root``, ``lease_dir``, ``job``, ``task``, ``attempt``, ``created_at`` and
@@ -362,9 +373,10 @@ def pack(params: Params) -> CallResult:
 
 
 def collect(params: Params) -> CallResult:
-    """Pack the existing ``folders`` of ``rank_dir`` into an ``archive`` there, or return None.
+    """Pack the existing ``folders`` of ``rank_dir`` and return the path of the ``archive``.
 
-    Links and special files are left out, because the control node would reject them.
+    The path is None if no folder exists. Links and special files are left out, because the control
+    node would reject them.
     """
     rank_dir = params["rank_dir"]
     paths = {name: os.path.join(rank_dir, name) for name in params["folders"]}
@@ -377,8 +389,8 @@ def collect(params: Params) -> CallResult:
 def collect_files(params: Params) -> CallResult:
     """Pack files of the working directory of ``rank_dir`` that match ``globs``.
 
-    Return the ``archive`` in ``rank_dir``, with the files in a folder ``task``; None if nothing
-    matches.
+    Return the path of the ``archive`` in ``rank_dir``, which contains the files in a folder named
+    after the task. The path is None if nothing matches.
     """
     code_dir, task = os.path.join(params["rank_dir"], rank_files.CODE_DIR), params["task"]
     paths = {
@@ -392,7 +404,7 @@ def collect_files(params: Params) -> CallResult:
 
 
 def _packed(rank_dir: str, file: str, paths: Mapping[str, str], names: List[str]) -> str:
-    """Pack ``paths`` under their ``names`` into a file in ``rank_dir``, and return its path."""
+    """Pack ``names``, whose locations are in ``paths``, into ``file`` and return its path."""
     archive = os.path.join(rank_dir, file)
     try:
         # Weights hardly shrink, so little time is spent on compression.

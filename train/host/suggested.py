@@ -1,8 +1,8 @@
-"""Defines the commands that messages suggest, by name.
+"""Defines the commands that messages can suggest.
 
-The form of a command depends on the control node: its folder, inventory and options. A text from a
-host therefore contains a marker, which train/gang/suggestions.py replaces with the command. Hosts
-are not trusted, so a marker is a name with fields, each of which is checked.
+How to type a command depends on the folder, inventory and options on the control node. A message
+from a host therefore contains a marker, which train/gang/suggestions.py replaces with the command.
+Hosts are not trusted, so a marker is only a name with fields, each of which is checked.
 """
 
 from __future__ import annotations
@@ -77,14 +77,14 @@ MARKER = re.compile(r"<suggest (?P<name>[a-z-]+)(?P<fields>(?: [a-z]+=[^ <>]*)*)
 
 
 def suggest(name: str, **fields: object) -> str:
-    """Return the marker for a command."""
+    """Return the marker for a command. Raise ValueError if its name or a field is invalid."""
     check(name, {field: str(value) for field, value in fields.items()})
     words = [f"{field}={urllib.parse.quote(str(v), safe='')}" for field, v in fields.items()]
     return "<%s>" % " ".join(["suggest", name, *words])
 
 
 def fields_of(marker: "re.Match[str]") -> Dict[str, str]:
-    """Return the fields of a marker."""
+    """Return the fields of a marker by name, decoded but not checked."""
     pairs = (word.partition("=") for word in marker["fields"].split())
     return {field: urllib.parse.unquote(value) for field, _, value in pairs}
 

@@ -61,7 +61,7 @@ def examine(request: Mapping[str, Any]) -> Dict[str, Any]:
     Args:
         request: ``python``, the interpreter for environments, a name or a path;
             ``supported``, the oldest and newest suitable version; ``root``, the folder of the
-            environments; ``environment``, the name of the link to the one in use.
+            environments; ``environment``, the name of the link to the environment in use.
     """
     facts: Dict[str, Any] = {
         "machine": platform.machine(),
@@ -88,13 +88,16 @@ def _absolute(path: str) -> str:
 
 
 def has_avx(cpus: str) -> bool:
-    """Return whether ``/proc/cpuinfo`` lists AVX; True if it lists no flags of x86."""
+    """Return whether ``cpus``, the text of ``/proc/cpuinfo``, lists AVX; True if it is not x86."""
     flags = [line.split(":", 1)[1] for line in cpus.splitlines() if line.startswith("flags")]
     return not flags or "avx" in flags[0].split()
 
 
 def nvidia() -> str:
-    """Return ``driver`` if an NVIDIA driver is loaded, ``device`` if there is only a GPU."""
+    """Return ``driver`` if an NVIDIA driver is loaded, or ``device`` for a GPU without a driver.
+
+    Without a GPU, return an empty string.
+    """
     if os.path.exists("/dev/nvidia0") or os.path.exists("/proc/driver/nvidia/version"):
         return "driver"
     for path in glob.glob("/sys/bus/pci/devices/*"):
@@ -105,7 +108,7 @@ def nvidia() -> str:
 
 
 def system(release: str) -> Dict[str, Any]:
-    """Return the names of the distribution from os-release(5)."""
+    """Return names and version of the distribution in ``release``, the text of os-release(5)."""
     fields = {}
     for line in release.splitlines():
         name, _, value = line.partition("=")
@@ -233,7 +236,7 @@ def nearest(path: str) -> Tuple[str, str]:
 
 
 def try_file(parent: str) -> Tuple[bool, str]:
-    """Return whether programs in a folder can be mapped, and why no file can be created there.
+    """Return whether programs in a folder can be mapped, and the error if it is not writable.
 
     The test file has no name and takes no space. If it cannot be created, mapping is assumed to
     work.

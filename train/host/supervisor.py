@@ -5,7 +5,7 @@
 It enforces the deadlines, and ends the script (SIGTERM, grace period, SIGKILL) with all of its
 descendants, whose subreaper it is. If the supervisor is killed or fails, its parent, the watchdog,
 inherits and ends them. The command returns as soon as the supervisor, in a separate session, has
-noted its start. The exit code is 0, or 1 with the reason.
+noted its start. The exit code is 0, or 1 after an error, which is printed.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _Outcome = Tuple[str, Optional[str], str]
 
 
 class Supervisor:
-    """Runs the rank of a folder with ``rank.json`` and the staged code."""
+    """Runs the rank in a folder that contains ``rank.json`` and the staged code."""
 
     def __init__(self, rank_dir: str) -> None:
         self.rank_dir = rank_dir
@@ -299,7 +299,7 @@ class Supervisor:
         return records.FAILED if cause else records.COMPLETED, cause, reason
 
     def _request(self, signum: int) -> Tuple[str, float]:
-        """Return reason and grace of a stop request that arrived as a signal."""
+        """Return the reason and the grace period in seconds of a stop request, sent as a signal."""
         request: Dict[str, Any] = {}
         with contextlib.suppress(OSError):
             request = json_files.read_whole(self._path(ranks.STOP_FILE)) or {}
@@ -309,7 +309,10 @@ class Supervisor:
         return reason, grace if isinstance(grace, (int, float)) else self.spec["grace"]
 
     def _keep_stacks(self, offset: int) -> str:
-        """Store the stacks that the rank wrote, and return a text about where it was stuck."""
+        """Store the stacks in the rank's log after ``offset``, and return where it was stuck.
+
+        The result is text to append to the reason.
+        """
         text = self._log.read_last(_STACKS, offset)
         place, in_framework = pace.stuck_in(text.decode(errors="replace"))
         self.state["stuck_in_framework"] = in_framework
@@ -343,7 +346,7 @@ class Supervisor:
         return None
 
     def _late(self, elapsed: float, now: float) -> str:
-        """Return a text if the rank has not opened its port for too long, or an empty one.
+        """Return a reason if the rank has taken too long to open its port, or an empty string.
 
         An active rank is ended only at a limit that the user has set.
         """
@@ -389,7 +392,7 @@ class Supervisor:
             self._save()
 
     def _note_left_at_work(self, worker: subprocess.Popen[bytes]) -> None:
-        """Record the active processes that are being ended because the script has ended."""
+        """Store the processes that are still active although the script has ended."""
         progress = self._path(rank_files.PROGRESS_FILE)
         size = tail.size(progress)
         command = [os.fsdecode(word) for word in cast(Any, worker.args)]
@@ -407,9 +410,9 @@ class Supervisor:
             self.state["left_files"] = {"count": count, "bytes": size, "names": names}
 
     def _finished_for(self, now: float) -> float:
-        """Return the seconds without report or output after the last step of the rank.
+        """Return the seconds since the last output or progress record after the rank's final step.
 
-        0 if more steps are to come.
+        Return 0 if more steps are to come.
         """
         size = self._log.size()
         if size != self._log_size:
@@ -431,7 +434,7 @@ class Supervisor:
         self._save()
 
     def _note_contacts(self, pid: int, now: float) -> None:
-        """Store that the rank makes steps without a contact to the others of its gang."""
+        """Store whether the rank makes steps without contact with the others of its gang."""
         steps = self._makes_steps
         if self.state["phase"] == records.STARTING and not steps:
             return
@@ -462,7 +465,7 @@ class Supervisor:
             self._console_bytes = tail.size(progress) or 0
 
     def _read_progress(self, now: float) -> None:
-        """Measure the pace from the progress records of any source."""
+        """Measure the pace from new progress records, of the script or from its console output."""
         lines = self._progress.read_lines()
         if lines:
             found = progress_records.parse_progress(lines.decode(errors="replace"))
@@ -551,7 +554,7 @@ def _ask_for_stacks(pid: int) -> None:
 
 
 def _wait(worker: subprocess.Popen[bytes]) -> Optional[int]:
-    """Wait up to a TICK for the script's end or a signal; return the signal."""
+    """Wait up to TICK seconds for the script's end or a signal; return the signal, if any."""
     until = time.monotonic() + TICK
     while True:
         woken = signal.sigtimedwait(_WAKING, max(0.0, until - time.monotonic()))
@@ -590,7 +593,7 @@ def _supervise(supervisor: Supervisor, started: Callable[[], None]) -> None:
 
 
 def _watch_over(supervisor: Supervisor, pid: int) -> None:
-    """Run the watchdog: wait for the supervisor's end, then end and note remaining processes."""
+    """Run the watchdog: wait for the supervisor's end, then end the rank and store its state."""
     while os.wait()[0] != pid:
         pass
     processes.end_descendants()
@@ -608,7 +611,7 @@ def _watch_over(supervisor: Supervisor, pid: int) -> None:
 
 
 def main(rank_dir: str) -> int:
-    """Start watchdog and supervisor of ``rank_dir`` in the background; return the exit code."""
+    """Start the watchdog and supervisor of a rank in the background; return the exit code."""
     path = os.path.join(rank_dir, rank_files.SUPERVISOR_LOG_FILE)
     reader, writer = os.pipe()
     if os.fork() == 0:

@@ -27,7 +27,7 @@ def size(path: str) -> Optional[int]:
 
 
 def open_file(path: str) -> int:
-    """Return a descriptor of a regular file. Raise OSError if it is not a regular file."""
+    """Open a regular file and return its descriptor. Raise OSError if that is impossible."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -39,7 +39,7 @@ def open_file(path: str) -> int:
 
 
 def read_last(path: str, count: int) -> bytes:
-    """Return the last ``count`` bytes of a file, at most."""
+    """Return at most the last ``count`` bytes of a file."""
     with contextlib.closing(Tail(path)) as file:
         return file.read_last(count)
 
@@ -47,7 +47,7 @@ def read_last(path: str, count: int) -> bytes:
 class Tail:
     """Reads data that is appended to the file ``path``, which may be missing.
 
-    A file that was renamed or removed is read until a new file of that name has content. If a file
+    A file that was renamed or removed is read until a new file with its name has content. If a file
     grows faster than it is read, the newest lines are returned and earlier ones are skipped.
     """
 
@@ -67,12 +67,12 @@ class Tail:
             self._descriptor = None
 
     def size(self) -> int:
-        """Return the size of the file."""
+        """Return the size of the file in bytes; 0 if it cannot be read."""
         status = self._status()
         return status.st_size if status else 0
 
     def read(self) -> bytes:
-        """Return new data."""
+        """Return data that was appended since the last call."""
         new = self._read()
         if not new and self._is_replaced():
             self.close()
@@ -80,7 +80,7 @@ class Tail:
         return new
 
     def read_lines(self) -> bytes:
-        """Return new complete lines, without those longer than CHUNK."""
+        """Return complete lines that were not returned before, except those longer than CHUNK."""
         new = self.read()
         complete, newline, rest = (self._rest + new).rpartition(b"\n")
         if self._skips and newline:
@@ -96,7 +96,10 @@ class Tail:
         self._offset = max(self._offset, offset)
 
     def read_last(self, count: int, start: int = 0) -> bytes:
-        """Return the last ``count`` bytes, but none before ``start`` if the file is that long."""
+        """Return at most the last ``count`` bytes, and nothing before the offset ``start``.
+
+        ``start`` is ignored if the file is shorter than that.
+        """
         size = self.size()
         begin = max(start if start <= size else 0, size - count)
         with contextlib.suppress(OSError):
@@ -105,7 +108,7 @@ class Tail:
         return b""
 
     def _status(self) -> Optional[os.stat_result]:
-        """Open the file if it is not open, and return its status; None if it is not a file."""
+        """Open the file if it is not open, and return its status; None if it cannot be opened."""
         try:
             if self._descriptor is None:
                 self._descriptor = open_file(self._path)

@@ -15,8 +15,8 @@ _LONGEST_SOCKET, _ADDED = 107, 40
 def create(rank_dir: str) -> str:
     """Create the folder and return its path.
 
-    Return an empty text if it is not suitable as ``TMPDIR``, in which a script may create UNIX
-    sockets and run files.
+    Return an empty string if the folder is not suitable as ``TMPDIR``. A script may create UNIX
+    sockets there and run files.
     """
     path = os.path.join(rank_dir, NAME)
     remove(rank_dir)  # left by an interrupted attempt

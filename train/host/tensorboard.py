@@ -1,4 +1,4 @@
-"""Runs TensorBoard for the jobs of a host while its caller's output is read."""
+"""Runs TensorBoard for the jobs of a host until the connection to the control node is closed."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ _MOST_FILES = 10_000
 
 
 def find_events(params: Params) -> CallResult:
-    """Return the sorted names of ``events`` files under ``root``, and a free ``port``.
+    """Return the sorted names of TensorBoard's ``events`` files, and a free ``port``.
 
-    ``jobs`` limits them to these jobs; if empty, all jobs are included.
+    The files are those of ``jobs`` under ``root``; if ``jobs`` is empty, of all jobs.
     """
     found: List[str] = []
     for folder in _folders(params).values():
@@ -92,9 +92,10 @@ def start_board(
 
 
 def serve(params: Params) -> CallResult:
-    """Run TensorBoard of ``python`` on ``port`` under ``path``, for the ``jobs`` under ``root``.
+    """Run TensorBoard with ``python`` for ``jobs`` under ``root``; an empty list means all jobs.
 
-    It runs until this process's output is closed. Raise CallError if TensorBoard ends.
+    It listens on ``port`` and answers under the URL path ``path``. It runs until the reader of this
+    process's output closes it. Raise CallError if TensorBoard ends earlier.
     """
     folder = os.path.join(rank_files.expand(params["root"]), "jobs")
     python, port, path = rank_files.expand(params["python"]), int(params["port"]), params["path"]

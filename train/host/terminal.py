@@ -1,7 +1,7 @@
-"""Converts a log to lines as a terminal shows them.
+"""Converts a log to the lines that a terminal would show.
 
 A program overwrites its progress bar with backspaces (Keras 2), carriage returns (Keras 3, tqdm) or
-both, and writes a newline only at its end. Only the last state of such a line counts.
+both, and writes a newline only at the end. Of such a line, only the last state is kept.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _OVER = re.compile(rb"[\x08\r]+")
 
 
 class LogLines:
-    """Converts the bytes of one log to lines, piece by piece.
+    """Converts the bytes of a log to lines as they arrive.
 
-    For an unfinished bar, its current state is returned every ``interval`` seconds.
+    While a progress bar is unfinished, its current state is returned every ``interval`` seconds.
     """
 
     def __init__(self, interval: float = BAR_INTERVAL) -> None:
@@ -33,11 +33,11 @@ class LogLines:
 
     @property
     def current(self) -> str:
-        """The state of the last line, which has no newline yet."""
+        """The visible text of the last line, which has no newline yet."""
         return readable(_last_state(self._rest) or b"")
 
     def feed(self, data: bytes) -> List[str]:
-        """Add the next bytes of the log and return the lines that they complete."""
+        """Add the next bytes of the log; return completed lines, and the state of a bar if due."""
         found = []
         *complete, self._rest = (self._rest + data).split(b"\n")
         for line in complete:
@@ -48,12 +48,12 @@ class LogLines:
         return found + self._drawn_now()
 
     def finish(self) -> List[str]:
-        """Return the last line of the log if it has no newline."""
+        """Return the last line of the log if it has no newline and was not returned before."""
         state, self._rest = _last_state(self._rest), b""
         return [readable(state)] if state and state != self._shown else []
 
     def _drawn_now(self) -> List[str]:
-        """Return the state of an unfinished bar, if the interval is over."""
+        """Return the state of an unfinished bar if the interval is over, or part of a long line."""
         drawn = [stroke.start() for stroke in _OVER.finditer(self._rest)]
         if drawn:
             # The text after the last control character may be incomplete.
@@ -87,6 +87,6 @@ def _last_state(line: bytes) -> Optional[bytes]:
 
 
 def readable(line: bytes) -> str:
-    """Return a line as text, without control characters and colors."""
+    """Return a line as text, without control characters or colors."""
     text = ESCAPES.sub(b"", line).decode("utf-8", "replace")
     return CONTROLS.sub("", text).rstrip()

@@ -13,9 +13,10 @@ _T = TypeVar("_T")
 def ask_all(
     names: Iterable[str], ask: Callable[[str], _T], seconds: float
 ) -> Tuple[Dict[str, _T], Dict[str, str]]:
-    """Return the answers of ``names`` within a time limit, and the errors of the others.
+    """Call ``ask`` for each of ``names`` in parallel; return the answers and the errors by name.
 
-    Queries that take longer continue in the background, and their answers are ignored.
+    A query that takes longer than ``seconds`` counts as an error. It continues in the background,
+    and its answer is ignored.
     """
     answers: Dict[str, _T] = {}
     why = dict.fromkeys(names, "it did not answer within %g s" % seconds)

@@ -219,7 +219,7 @@ class _Log:
     # The blocks.
 
     def _found(self) -> Iterator[Block]:
-        """Yield the blocks in order, without their ends."""
+        """Yield the blocks in order; the ends of their messages are not set yet."""
         place, link = 0, ""
         owner: Optional[str] = None  # owner of the expected traceback
         begin: Optional[int] = None
@@ -255,7 +255,7 @@ class _Log:
             place += 1
 
     def _block_at(self, place: int, owner: Optional[str], begin: int, link: str) -> Optional[Block]:
-        """Return the block with its header, or first line, at ``place``, or None."""
+        """Return the block whose header or first line is at ``place``, or None."""
         line = self.lines[place]
         nested = False
         group = _GROUP.match(line)
@@ -283,16 +283,16 @@ class _Log:
         return Block(owner, min(begin, place), place, at, at + 1, link, nested)
 
     def _is_output(self, begin: int, header: int) -> bool:
-        """Return whether a line such as ``Process shards:`` is output of the script itself.
+        """Return whether the script itself printed a line such as ``Process shards:``.
 
-        It then has no number, and the traceback after it begins at the top of the script.
+        The line then has no number, and the traceback after it begins at the top of the script.
         """
         numbered = re.search(r"-\d+(?::\d+)*:$", self.lines[begin])
         frame = self.lines[header + 1] if header + 1 < len(self.lines) else ""
         return not numbered and bool(_TOP_FRAME.search(frame))
 
     def _drop_prefix(self, place: int, prefix: str) -> None:
-        """Remove a prefix of each line of a traceback, such as ``[rank0]: ``."""
+        """Remove a prefix such as ``[rank0]: `` from each line of a traceback."""
         following = self.lines[place + 1] if place + 1 < len(self.lines) else ""
         if not prefix or not following.startswith(prefix):
             return
@@ -342,7 +342,7 @@ class _Log:
         return THREAD if frames and _THREAD_FRAME.search(frames[0]) else SCRIPT
 
     def _bounded(self, blocks: List[Block]) -> Iterator[Block]:
-        """Yield the blocks with the ends of their messages."""
+        """Yield the blocks, with the ends of their messages set."""
         marks = [block.begin for block in blocks]
         marks += [n for n, line in enumerate(self.lines) if line in _LINKS or _is_owned(line)]
         marks = [*sorted(marks), len(self.lines)]
@@ -353,7 +353,7 @@ class _Log:
             yield block._replace(end=end)
 
     def _end_of_report(self, place: int, end: int) -> int:
-        """Return the end of an exception's message after which the output continues."""
+        """Return the line at which an exception's message ends and other output continues."""
         logged = re.compile(r"^(?:Call stack:|Message: |Arguments: )")
         while place < end and (
             self.lines[place][:1] in ("", " ") or logged.match(self.lines[place])
@@ -377,7 +377,7 @@ class _Log:
     def _is_uncaught(self, block: Block) -> bool:
         """Return whether the traceback begins at the top of the script.
 
-        That of a caught exception only begins there if it was caught there.
+        The traceback of a caught exception begins there only if the exception was caught there.
         """
         frames = [line for line in self.lines[block.header : block.at] if _FRAME.match(line)]
         return bool(frames) and bool(_TOP_FRAME.search(frames[0]))
@@ -387,7 +387,7 @@ class _Log:
         return bool(_CONSEQUENCE.match(self._exception(block)))
 
     def decisive(self, blocks: Sequence[Block]) -> Optional[Block]:
-        """Return the decisive block: the last one that is not a consequence of another."""
+        """Return the last block that is not a consequence of another, or else the last one."""
         chains: List[List[Block]] = []
         for block in blocks:
             if (block.link or block.nested) and chains:
@@ -403,14 +403,21 @@ class _Log:
         return counting[-1] if counting else None
 
     def _end_of_chain(self, chain: Sequence[Block]) -> Block:
-        """Return the last block of a chain, unless a ``finally`` only found its pipe closed."""
+        """Return the decisive block of a chain, which is usually the last one.
+
+        If that is only the error of a ``finally`` clause whose pipe was closed, return the block
+        before it.
+        """
         last = chain[-1]
         if len(chain) > 1 and last.link == "handling" and _CLOSED.match(self._exception(last)):
             return last if self.is_consequence(chain[-2]) else chain[-2]
         return last
 
     def bare_exception(self) -> Optional[Block]:
-        """Return the last line outside of all blocks that is certainly an exception."""
+        """Return a block for the last line outside of all blocks that is certainly an exception.
+
+        Return None if there is no such line, or if the script continued after it.
+        """
         covered = {n for block in self.blocks for n in range(block.begin, block.end)}
         for number in range(len(self.lines) - 1, -1, -1):
             line = self.lines[number].strip()
@@ -423,7 +430,7 @@ class _Log:
         return None
 
     def ending_of(self, block: Block) -> Ending:
-        """Return the ending for a block."""
+        """Return the ending that a block describes."""
         exception, message = self._exception(block), self.lines[block.at + 1 : block.end]
         leaves = self._leaves(block)
         if leaves:
@@ -450,7 +457,7 @@ class _Log:
         return self.lines[block.at].strip().lstrip("| ")
 
     def _leaves(self, block: Block) -> List[str]:
-        """Return the exceptions in a group, without consequences of others."""
+        """Return the exceptions in a group, except consequences (unless all are consequences)."""
         if not _GROUP.match(self.lines[block.header]):
             return []
         leaves = []
@@ -464,7 +471,7 @@ class _Log:
         return [leaf for leaf in leaves if not _CONSEQUENCE.match(leaf)] or leaves
 
     def _detail(self, block: Block, message: Sequence[str]) -> str:
-        """Return the explanation of an exception whose first line has none."""
+        """Return the explanation in an exception's later lines if the first line has none."""
         first = _EXCEPTION.match(self._exception(block))
         told = (first["message"] or "").strip() if first else ""
         if not _EMPTY.search(told) or (not told and ":" not in self._exception(block)):
@@ -532,7 +539,7 @@ def _is_owned(line: str) -> bool:
 
 
 def _is_exception(lines: Sequence[str], number: int) -> bool:
-    """Return whether the line after the frames of a traceback is its exception."""
+    """Return whether a line after the frames of a traceback is the exception."""
     found = _EXCEPTION.match(lines[number])
     if not found or found["name"] in _NO_NAMES or _CHATTER.match(lines[number]):
         return False
@@ -543,7 +550,7 @@ def _is_exception(lines: Sequence[str], number: int) -> bool:
 
 
 def _of_graph(message: Sequence[str]) -> str:
-    """Return the sentence that explains an error in a TensorFlow graph."""
+    """Return the sentence in ``message`` that explains an error in a TensorFlow graph."""
     for line in message:
         root = _ROOT_ERROR.match(line)
         if root:
@@ -555,7 +562,7 @@ def _of_graph(message: Sequence[str]) -> str:
 
 
 def _unwrapped(exception: str, message: Sequence[str]) -> str:
-    """Return as one line an exception that rich has wrapped at a fixed width."""
+    """Join the lines of an exception that rich has wrapped at a fixed width."""
     width = len(exception)
     for line in message:
         if width < _NARROW or not line.strip() or _CHATTER.match(line):
@@ -565,7 +572,7 @@ def _unwrapped(exception: str, message: Sequence[str]) -> str:
 
 
 def _paragraph(message: Sequence[str]) -> str:
-    """Return the first lines of a message that are not blank, as one."""
+    """Return the first paragraph of a message as one line."""
     found: List[str] = []
     for line in message:
         if line.strip() and not _CHATTER.match(line):
@@ -593,7 +600,7 @@ _ABORTS = re.compile(
 
 
 def abort_of(lines: Sequence[str]) -> str:
-    """Return the message that a library printed before it aborted, or an empty text."""
+    """Return the message that a library printed before it aborted, or an empty string."""
     texts: List[Tuple[str, ...]] = []
     for line in lines:
         found = _ABORTS.match(line)

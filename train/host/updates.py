@@ -3,9 +3,9 @@
     python3 -S -E -m train.host.updates CURSORS WAIT INTERVAL
 
 CURSORS is a JSON object of cursors (records.Cursor) by rank folder, from the previous answer. WAIT
-is the seconds after which it answers without updates, INTERVAL the seconds for which it collects
-lines. A change of phase is reported at once. All files of an answer share its maximum size, so that
-a rank with much output does not delay the others.
+is the maximum number of seconds to wait for updates. New lines are collected for INTERVAL seconds
+before they are printed, but a change of phase is reported at once. All files of an answer share its
+maximum size, so that a rank with much output does not delay the others.
 """
 
 from __future__ import annotations
@@ -62,22 +62,22 @@ def _sizes(folder: str) -> Dict[str, int]:
 
 
 def _new(folder: str, cursor: Dict[str, Any]) -> List[int]:
-    """Return for each file of a rank the number of bytes to fetch, without empty ones."""
+    """Return the number of new bytes in each file of a rank, without files that have none."""
     sizes = [(size, cursor[name]) for name, size in _sizes(folder).items() if size]
     # A file that became shorter counts as new.
     return [size - at if size > at else size for size, at in sizes if size != at]
 
 
 def _hole(folder: str, name: str) -> Optional[Sequence[int]]:
-    """Return the hole of a rank's file (limited.Hole)."""
+    """Return the hole of a rank's file (limited.Hole), or None if it has none."""
     holes = ranks.noted(folder).get("left_out")
     return holes.get(name) if isinstance(holes, dict) else None
 
 
 def _read(folder: str, name: str, offset: int, count: int) -> Tuple[bytes, int]:
-    """Read a rank's file from ``offset``, or from the end of its hole if the offset is inside.
+    """Read a rank's file with ``read_from``, but skip its hole.
 
-    See ``read_from``.
+    Data before and after the hole are never returned together.
     """
     path = os.path.join(folder, _FILES[name])
     while True:
@@ -93,14 +93,17 @@ def _read(folder: str, name: str, offset: int, count: int) -> Tuple[bytes, int]:
 
 
 def _left(folder: str, name: str, offset: int, size: int) -> int:
-    """Return the number of bytes of a file to fetch, without its hole."""
+    """Return the number of bytes of a file after ``offset``, without its hole."""
     hole = _hole(folder, name) if size > offset else None
     freed = max(0, hole[1] - max(offset, hole[0])) if hole and hole[1] <= size else 0
     return max(0, size - offset - freed)
 
 
 def _share(found: Iterable[Tuple[str, Dict[str, Any]]]) -> int:
-    """Return the maximum size of a file in the answer; unused shares go to larger files."""
+    """Return the maximum number of bytes of a file in the answer.
+
+    Files that need less than an equal share leave the rest to larger ones.
+    """
     pairs = list(found)
     left = max([int(cursor.get("answer", ANSWER)) for _, cursor in pairs], default=ANSWER)
     sizes = sorted(size for folder, cursor in pairs for size in _new(folder, cursor))
@@ -114,7 +117,7 @@ def _share(found: Iterable[Tuple[str, Dict[str, Any]]]) -> int:
 
 
 def _masked(path: str, data: bytes, end: int, mask: Mask) -> bytes:
-    """Return the data of a file up to an offset, without secrets."""
+    """Return ``data``, which was read from a file up to the offset ``end``, without secrets."""
     begin = end - len(data)
     first = max(0, begin - mask.longest)
     before, _ = read_from(path, first, begin - first)

@@ -35,7 +35,7 @@ CLOSED = re.compile(r"(counter .* )?(drop|reject)( .*)?|-A INPUT -j (DROP|REJECT
 
 
 class Other(NamedTuple):
-    """A firewall that blocks by default: its openings, and the command that adds one."""
+    """A firewall that blocks by default: its openings, and the command that adds an opening."""
 
     name: str
     openings: List[Opening]
@@ -156,7 +156,7 @@ def legacy_rules(program: str) -> List[str]:
 
 
 def input_chains(nft: str) -> Iterator[Tuple[str, str, str, bool]]:
-    """Yield the family, table, name and default drop of each chain for incoming packets."""
+    """Yield each chain for incoming packets: family, table, name, whether it drops by default."""
     listed = run(nft, "-j", "list", "chains", check=False).stdout if nft else ""
     for entry in json.loads(listed or '{"nftables": []}')["nftables"]:
         chain = entry.get("chain", {})
@@ -170,7 +170,7 @@ def is_closed(lines: List[str]) -> bool:
 
 
 def parse_rules(pattern: "re.Pattern[str]", lines: List[str]) -> List[Opening]:
-    """Return the openings in the rules of a chain."""
+    """Return the openings in the rules of a chain; rules that do not match are ignored."""
     openings = []
     for match in filter(None, map(pattern.fullmatch, lines)):
         sources, ports = (re.findall(r"[^{}, ]+", text or "") for text in match.groups())
@@ -180,14 +180,14 @@ def parse_rules(pattern: "re.Pattern[str]", lines: List[str]) -> List[Opening]:
 
 
 def parse_sources(*texts: str) -> List[Network]:
-    """Return the addresses and networks among the texts; skip all others."""
+    """Return the texts that are addresses or networks; skip all others."""
     return [network for network in map(parse_network, texts) if network]
 
 
 def parse_range(*texts: str) -> List[Range]:
     """Parse ports and ranges in the notation of other firewalls.
 
-    Returns an empty list if one of them is the name of a service.
+    Return an empty list if one of them is the name of a service.
     """
     try:
         return parse_ports(part.replace(":", "-") for text in texts for part in text.split(","))

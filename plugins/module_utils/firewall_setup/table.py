@@ -55,6 +55,8 @@ def compare(nft: str, rules: str) -> Tuple[List[str], List[Dict[str, str]]]:
 def apply(nft: str, rules: str, timeout: int, dry: bool) -> str:
     """Load the rules, start a timer that reverts them, and return the token that confirms them.
 
+    With ``dry``, only check the rules, and return an empty string.
+
     Raises:
         FirewallError: the rules cannot be loaded. Nothing has changed.
     """
@@ -120,10 +122,13 @@ def stop_guard() -> None:
 
 
 def list_table(nft: str) -> str:
-    """Return nft's listing of the table, without counters, or an empty text if it is not loaded.
+    """Return nft's listing of the table, without counters, or an empty string if it is not loaded.
 
     Versions of nft format the same rules differently, so a listing is only compared with one from
     the same host.
+
+    Raises:
+        FirewallError: nft cannot list its tables.
     """
     done = run(nft, "--stateless", "list", "table", "inet", TABLE, check=False)
     if done.returncode and "No such file or directory" not in done.stderr:
@@ -158,7 +163,7 @@ def run(*arguments: str, check: bool = True, stdin: str = "") -> "subprocess.Com
 
 
 def read(path: str) -> str:
-    """Return the text of a file, or an empty text if it does not exist."""
+    """Return the text of a file, or an empty string if it does not exist."""
     try:
         with open(path, encoding="utf-8") as stream:
             return stream.read()

@@ -22,11 +22,11 @@ LOCK_WAIT_S = 3600.0
 
 
 class SetupError(Exception):
-    """The installation cannot continue. The text becomes the module's ``msg``."""
+    """The installation cannot continue. The message becomes the module's ``msg``."""
 
 
 def read_marker(folder: str) -> Dict[str, Any]:
-    """Return the marker of a finished environment, or an empty one for anything else."""
+    """Return the marker of a finished environment, or an empty dictionary for any other folder."""
     try:
         with open(os.path.join(folder, MARKER), encoding="utf-8") as stream:
             marker = json.load(stream)
@@ -36,7 +36,7 @@ def read_marker(folder: str) -> Dict[str, Any]:
 
 
 def usable_marker(folder: str) -> Dict[str, Any]:
-    """Return the marker of a finished environment whose Python interpreter still exists."""
+    """Return the marker as ``read_marker``, but only if the Python interpreter still exists."""
     return read_marker(folder) if os.access(os.path.join(folder, "bin/python"), os.X_OK) else {}
 
 
@@ -50,7 +50,7 @@ def names(folder: str) -> List[str]:
 
 
 def links(root: str) -> Dict[str, str]:
-    """Return the names of the environments to which the links in ``root`` lead, by link."""
+    """Return for each link in ``root`` the name of the environment to which it leads."""
     folder = os.path.realpath(os.path.join(root, "venvs"))
     found = {}
     for name in sorted(os.listdir(root)) if os.path.isdir(root) else []:
@@ -68,7 +68,7 @@ def with_bases(folder: str, chosen: Iterable[str]) -> Set[str]:
 
 
 def discard(folder: str) -> None:
-    """Remove an environment, and its marker first, so that remains do not count as finished."""
+    """Remove an environment, its marker first, so that remains do not count as finished."""
     marker = os.path.join(folder, MARKER)
     if os.path.lexists(marker):
         os.unlink(marker)
