@@ -50,9 +50,9 @@ _GENERAL_NAMES = ("main", "train", "run", "__main__")
 def choose_job(job: str, script: Path, runs_dir: Path) -> tuple[str, Path]:
     """Return the job's id and its new, empty folder on the control node.
 
-    By default (``job`` is empty), the id is the script's name and the time. For a generic name such
-    as main.py, the folder's name is used. Raise UserError if the id is invalid, or its folder
-    already has a job.
+    If ``job`` is empty, the id consists of the script's name and the time. Instead of a generic
+    name such as main.py, the name of the script's folder is used. Raise UserError if the id is
+    invalid, or if its folder already contains a job.
     """
     if job:
         check_id(job)
