@@ -133,7 +133,7 @@ def _log_in(play: connections.Play, hosts: Sequence[str]) -> dict[str, Login]:
 def _measure(play: connections.Play, examined: Examined, quick: bool) -> list[str]:
     """Make the hosts measure the paths between each other on free ports. Return warnings."""
     checkups, token = examined["checkups"], secrets.token_hex(16)
-    # Inventory hosts of one machine may share a port, because an evaluator, for example, has none.
+    # Inventory hosts of one machine may share a port, because an evaluator never listens.
     listeners = {(c["machine"], c["spare_port"]): host for host, c in reversed(checkups.items())}
     hosts = [host for host in checkups if host in listeners.values()]
     places = {host: (examined["addresses"][host], checkups[host]["spare_port"]) for host in hosts}
