@@ -184,7 +184,7 @@ def run_module(action: Any, module: str, args: Args, task_vars: Args) -> Returne
 
 
 def fetch(action: Any, source: str, destination: Path, limit: int) -> None:
-    """Copy an archive from the action's host. Its files may have ``limit`` bytes in total.
+    """Copy an archive, whose files may have at most ``limit`` bytes, from the action's host.
 
     Ansible's own method fails if the login prints text, and with ``become`` it loads the whole file
     into memory. In these cases, the archive is copied in pieces. Raise one of FETCH_ERRORS if the
@@ -303,7 +303,7 @@ class Play:
             )
 
     def registered(self, host: str, name: str) -> Returned:
-        """Return the result that a task registered as ``name`` for a host; empty without one."""
+        """Return the result that a task registered as ``name`` for a host; empty if it did not run."""
         found: Returned = self._hostvars[host].get(name) or {}
         return found
 

@@ -36,7 +36,7 @@ class LeasingError(Exception):
 
 
 class JobStoppedError(Exception):
-    """The job was stopped while it waited. The message completes a sentence: ``the job ...``."""
+    """The job was stopped while it waited. The message completes the sentence ``the job ...``."""
 
 
 def requests_of(manifest: Manifest) -> dict[str, Request]:

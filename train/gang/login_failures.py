@@ -40,7 +40,7 @@ class LoginFailure(NamedTuple):
 
 
 class _Kind(NamedTuple):
-    """The message about a kind of failure. ``_fields`` returns the values of remedy's fields."""
+    """The message about a kind of failure. The remedy contains the fields of ``_fields``."""
 
     sentence: str
     remedy: str

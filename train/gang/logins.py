@@ -145,7 +145,7 @@ class Logins:
 
 @contextlib.contextmanager
 def _locked(path: Path, limit: float) -> Iterator[int | None]:
-    """Lock a file and yield its descriptor, or None if that fails for ``limit`` seconds."""
+    """Lock a file and yield its descriptor; None if it is still locked after ``limit`` seconds."""
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         yield lock if _take(lock, time.monotonic() + limit) else None

@@ -28,7 +28,10 @@ def create(folder: Path, *, exist_ok: bool) -> None:
 
 
 def open_to_all(folder: Path) -> None:
-    """Let all users of the control node read a job's folder and enter ``runs/``."""
+    """Let all users of the control node read a job's folder and the folder that contains it.
+
+    The latter is left as it is if it has another owner.
+    """
     for path in (folder.parent, folder):
         if path.is_dir() and path.owner() == folder.owner():
             path.chmod(path.stat().st_mode | _OPEN)

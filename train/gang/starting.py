@@ -1,4 +1,4 @@
-"""Leases what a gang needs, and requires that all of its ranks are ready to start."""
+"""Leases the ports and GPUs of a gang, and requires that all of its ranks are ready to start."""
 
 from __future__ import annotations
 

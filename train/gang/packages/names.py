@@ -1,4 +1,4 @@
-"""Maps modules to packages whose names differ from theirs."""
+"""Maps modules to packages, whose names may differ."""
 
 from __future__ import annotations
 

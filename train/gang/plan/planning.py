@@ -209,7 +209,7 @@ def _first_manifest(
 def _with_attempt(
     manifest: Manifest, args: Args, ranks: list[PlannedRank], hosts: planned_ranks.FactsByHost
 ) -> Manifest:
-    """Return ``manifest`` with this attempt's data, for which ``ranks`` and ``hosts`` are planned.
+    """Return ``manifest`` with the data of this attempt, including its ``ranks`` and ``hosts``.
 
     With it, another control node can follow the job or start its next attempt.
     """

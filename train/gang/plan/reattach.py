@@ -203,7 +203,7 @@ def find(play: connections.Play, args: connections.Args) -> dict[str, object]:
 
 
 def _ranks_in(state: Mapping[str, Any]) -> list[Any]:
-    """Return the ranks that a host returned from the call ``state``. None stands for no rank."""
+    """Return the ranks that a host returned from the call ``state``; None for a missing rank."""
     return [state.get("rank"), *(seen.get("rank") for seen in state.get("more") or ())]
 
 
@@ -247,8 +247,9 @@ def fetch_archive(
 ) -> list[str]:
     """Fetch the code archive from the job's folder on the first host that has it unchanged.
 
-    Its files may have ``limit`` bytes in total. Only another attempt needs the archive, so an error
-    does not end the watch. If no host has it, return warnings with the reason for each host.
+    Its files may have at most ``limit`` bytes in total. Only another attempt needs the archive, so
+    an error does not end the watch. If no host has it, return warnings with the reason for each
+    host.
 
     Args:
         folders: the job's folder by host.

@@ -28,7 +28,7 @@ class Inventory(NamedTuple):
 def inventory_of(
     play: connections.Play, names: Sequence[str], reported: Mapping[str, Sequence[Any]]
 ) -> Inventory:
-    """Return the hosts of a play with the ranks that they ``reported``. None stands for no rank.
+    """Return the hosts of a play with the ranks that they ``reported``; None for a missing rank.
 
     Raise ReportError if a report is malformed.
     """

@@ -1,4 +1,4 @@
-"""Locks the packages of a job's script for its hosts, and finds the hosts that lack them."""
+"""Locks the packages of a job's script, and finds the hosts that lack them."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def lock_packages_of_machines(play: connections.Play, args: Args) -> dict[str, o
 def _installs(
     environments: Mapping[str, TensorFlowEnvironment], packages: Packages
 ) -> dict[str, dict[str, str]]:
-    """Return, for each host that lacks the packages, the environment on which to install them."""
+    """Return, for each host that lacks ``packages``, the environment that they extend."""
     return {
         name: {"root": environment["root"], "variant": environment["variant"]}
         for name, environment in environments.items()

@@ -29,7 +29,7 @@ class PeerFinding:
 
     task: str | None  # the rank at fault, or None if it may be either of two
     cause: str  # a key of causes.CAUSES
-    reason: str  # completes a sentence that begins with the task, or is one about both ranks
+    reason: str  # text that follows the rank's name, or a sentence about both ranks
 
 
 def peers_of(cluster: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, int]]:
@@ -138,7 +138,7 @@ def cut_off(broken: Set[PathBetween]) -> str | None:
 
 
 def how_cut_off(broken: Set[PathBetween], task: str) -> str:
-    """Describe how a rank is cut off from others. The rank's name is the subject."""
+    """Describe how a rank is cut off from others. The text follows the rank's name."""
     by = ", ".join(sorted({source for source, target in broken if target == task}))
     to = ", ".join(sorted({target for source, target in broken if source == task}))
     if by and to:

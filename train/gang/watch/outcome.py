@@ -73,7 +73,7 @@ class LostContact:
     """The rank that lost contact with the others, or None if it may be either of two."""
 
     view: View | None
-    reason: str  # completes a sentence that begins with the rank, or is one about both ranks
+    reason: str  # text that follows the rank's name, or a sentence about both ranks
     one_word: bool = False  # whether the report of one rank is the only evidence
 
 
@@ -107,8 +107,8 @@ def who_lost_contact(
 def _words(by_task: Mapping[str, View], failed: Sequence[View], *, living: bool) -> Counter[str]:
     """Count, for each rank, the failed ranks that name it as lost.
 
-    With ``living``, count only failed ranks that ended before the named one. To the others it was
-    lost because it had ended.
+    With ``living``, count only failed ranks that ended before the named rank did. The others may
+    have lost it only because it had ended.
     """
     accused: Counter[str] = Counter()
     for view in failed:
@@ -151,7 +151,7 @@ def rank_that_left(views: Sequence[View], failed: Sequence[View]) -> View | None
 
 
 def how_it_left(view: View) -> str:
-    """Describe how a rank left while others needed it. The rank's name is the subject."""
+    """Describe how a rank left while others needed it. The text follows the rank's name."""
     for name in ("step", "epoch"):
         value, total = view.record.get(name), view.record.get(f"{name}s")
         if isinstance(value, int) and isinstance(total, int):

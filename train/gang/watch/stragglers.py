@@ -296,7 +296,7 @@ def _times(value: Mapping[str, object]) -> _Times | None:
 
 
 def _over(found: PaceFinding | None) -> PaceFinding | None:
-    """Return a finding that the slowness reported as ``found`` is over; None without one."""
+    """Return a finding that the slowness of ``found`` is over, or None if ``found`` is None."""
     if found is None:
         return None
     if found.cause == "network":

@@ -101,7 +101,7 @@ def _is_passing(line: str) -> bool:
 
 @dataclass(eq=False)
 class View:
-    """The known state of a rank. Times are in seconds of the monotonic clock."""
+    """The known state of a rank. Times in its fields are in seconds of the monotonic clock."""
 
     target: Target
     state: RankState = field(default_factory=lambda: RankState(phase=ABSENT))
@@ -142,17 +142,17 @@ class View:
 
     @property
     def ended_at(self) -> float:
-        """The time when the rank ended, Unix time by the control node's clock, or 0 if unknown."""
+        """The Unix time when the rank ended, by the control node's clock; near 0 if unknown."""
         return float(self.state.get("ended_at") or 0.0) + self.offset
 
     @property
     def began_at(self) -> float:
-        """The time when the rank was started, by the control node's clock, or 0 if unknown."""
+        """The Unix time when the rank was started, by the control node's clock; 0 if unknown."""
         return self._at("started_at")
 
     @property
     def running_at(self) -> float:
-        """The time when the rank was first up, by the control node's clock, or 0 if unknown."""
+        """The Unix time when the rank was first up, by the control node's clock; 0 if unknown."""
         return self._at("running_at")
 
     def _at(self, name: str) -> float:

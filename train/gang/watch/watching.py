@@ -207,7 +207,7 @@ def fetch_logs(play: connections.Play, args: Args) -> dict[str, object]:
 
 
 class _Logs(polling.Ranks):
-    """Ranks whose files are fetched. It is not judged how they end."""
+    """Ranks whose files are fetched, without deciding how the job ended."""
 
     longest_backoff = 1.0
 
