@@ -121,7 +121,7 @@ class GangAction(_Action):
             return self.failure(error, options)
 
     def failure(self, error: Exception, options: Args) -> Returned:
-        """Return a failed task's result for an expected ``error``, and raise any other ``error``."""
+        """Return a failed task's result for an expected ``error``, or raise any other error."""
         if isinstance(error, (UserError, OSError, ValueError)):
             return {"failed": True, "msg": str(error)}
         raise error
