@@ -303,7 +303,7 @@ class Play:
             )
 
     def registered(self, host: str, name: str) -> Returned:
-        """Return the result that a task registered as ``name`` for a host; empty without a run."""
+        """Return the result registered as ``name`` for a host; empty if its task did not run."""
         found: Returned = self._hostvars[host].get(name) or {}
         return found
 
