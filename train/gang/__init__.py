@@ -1,13 +1,13 @@
-"""Job planning and monitoring inside ansible-playbook: standard library and ``train.host`` only."""
+"""Plans and monitors jobs inside ansible-playbook. Does not import ``train.cli``."""
 
 from pathlib import Path
 
-#: The package ``train``.
+#: The folder of the package ``train``.
 PACKAGE = Path(__file__).resolve().parents[1]
 #: The collection's name.
 COLLECTION = "tensorflow_ansible.cluster"
 _FOLDER = PACKAGE.parent
-#: Whether this is a package that was installed from a wheel. It is then next to
+#: Whether this package was installed from a wheel. It is then next to
 #: ``ansible_collections``, where Ansible finds the collection without a setting.
 IS_PACKAGED = not (_FOLDER / "playbooks/train.yml").is_file()
 #: The folder that contains playbooks/ and roles/: a clone of the repository, or the collection.

@@ -1,7 +1,7 @@
 """The base classes of the role's actions: on the control node for a whole gang, or on a host.
 
-The options of an action are those of its documentation, plugins/modules/ACTION.py, and are checked
-before anything runs.
+The options of an action are defined in its documentation, plugins/modules/ACTION.py, and are
+checked before anything runs.
 """
 
 from __future__ import annotations
@@ -51,11 +51,12 @@ def _argument_spec(action: str) -> dict[str, dict[str, Any]]:
 class _Action(ActionBase):  # type: ignore[misc]
     """An action of the role, with checked options."""
 
-    #: The name of the action and of its file. On a host, it is also the name of the called program.
+    #: The name of the action and of its file. For an action on a host, it is also the name of the
+    #: program in train/host/calls.py.
     name: ClassVar[str]
 
     def __init_subclass__(cls) -> None:
-        """Read the documentation in Ansible's main process, whose workers are forks."""
+        """Read the action's documentation in Ansible's main process, before it forks workers."""
         super().__init_subclass__()
         cls.name = cls.__module__.rpartition(".")[2]
         if (REPOSITORY / "plugins/modules" / f"{cls.name}.py").exists():
@@ -69,7 +70,10 @@ class _Action(ActionBase):  # type: ignore[misc]
         return result
 
     def _checked_options(self) -> Args:
-        """Return the task's options with their documented types. Raise AnsibleActionFail."""
+        """Return the task's options in their documented types.
+
+        Raise AnsibleActionFail if any of them is invalid.
+        """
         checked = ArgumentSpecValidator(_argument_spec(self.name)).validate(self._task.args)
         problems = [
             f"has no option {error}" if isinstance(error, UnsupportedError) else str(error)
@@ -94,16 +98,16 @@ class GangAction(_Action):
     _supports_check_mode = True
     _requires_connection = False
 
-    #: Whether the hosts of the play must run the tasks together.
+    #: Whether all hosts of the play must run each task together.
     needs_gang = True
 
     @staticmethod
     @abstractmethod
     def decide(play: Play, options: Args, /) -> Mapping[str, object]:
-        """Return the task's result. UserError, OSError and ValueError become its message."""
+        """Return the task's result. A UserError, OSError or ValueError becomes the task's error."""
 
     def act(self, options: Args, task_vars: Args) -> Returned:
-        """Call ``decide``, and report an error of it as the task's message."""
+        """Call ``decide``, and report an error that it raises as the task's message."""
         play = Play(self, task_vars)
         try:
             if self.needs_gang:
@@ -117,7 +121,7 @@ class GangAction(_Action):
             return self.failure(error, options)
 
     def failure(self, error: Exception, options: Args) -> Returned:
-        """Return the result of a failed task. Raise ``error`` if ``decide`` must not raise it."""
+        """Return a failed task's result for an expected ``error``, or raise any other error."""
         if isinstance(error, (UserError, OSError, ValueError)):
             return {"failed": True, "msg": str(error)}
         raise error
@@ -131,7 +135,7 @@ class ObservingAction(GangAction):
     follows_job = True
 
     def failure(self, error: Exception, options: Args) -> Returned:
-        """Return the result of a failed task, with the command that follows the job again."""
+        """Return a failed task's result. Its message contains the command to attach again."""
         known = isinstance(error, (UserError, OSError))
         ended = f"stopped following the job: {error if known else repr(error)}"
         message = f"{ended}; the job itself is not affected: {_attach_again(options)}"
@@ -155,12 +159,12 @@ class HostAction(_Action):
 
     _supports_check_mode = True
 
-    #: Whether it is the first action of its plays. It then logs in before it works, so that a login
-    #: that fails or hangs is explained in time.
+    #: Whether this is the first action of its plays. If so, it logs in before it starts its work,
+    #: so that a login that fails or hangs is explained in time.
     logs_in: ClassVar[bool] = False
 
     def run(self, tmp: str | None = None, task_vars: Args | None = None) -> Returned:
-        """Log in if needed, and run the action; report a connection that fails in plain words."""
+        """Log in if needed, and run the action. Explain a failed connection in plain words."""
         variables = task_vars or {}
         if self.logs_in:
             connections.end_with_ansible()
@@ -175,11 +179,14 @@ class HostAction(_Action):
             return {"failed": True, "msg": str(error)}
 
     def act(self, options: Args, task_vars: Args) -> Returned:
-        """Run the action's program on the host with its options; see train/host/calls.py."""
+        """Run the action's program on the host with ``options``; see train/host/calls.py."""
         return self.call(options, task_vars)
 
     def call(self, options: Args, task_vars: Args, **more: Any) -> Returned:
-        """Run the program, and replace Ansible's long error message if the host has no Python."""
+        """Run the action's program on the host with ``options`` and ``more``; return its result.
+
+        If the host has no Python, a short message replaces Ansible's long one.
+        """
         request = {
             "host": task_vars["inventory_hostname"],
             "names": task_vars["ansible_play_hosts_all"],
@@ -219,7 +226,7 @@ def _unreachable(failed: LoginFailure) -> Returned:
 
 
 def _with_commands(said: Any) -> Any:
-    """Return a host's message, or its list of warnings, with markers replaced by commands."""
+    """Return a host's message or list of warnings, with markers replaced by suggested commands."""
     if isinstance(said, list):
         return [_with_commands(line) for line in said]
     return suggestions.filled(said) if isinstance(said, str) else said

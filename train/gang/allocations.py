@@ -1,7 +1,7 @@
 """The nodes that a batch system has allocated to the job of this process: Slurm, PBS or LSF.
 
-They are read from the environment of the batch job, and returned as a host list with slots, one
-slot for each task of a node.
+They are read from the environment of the batch job, and returned as a host list with slots. Each
+task of a node is one slot.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from train.gang.host_slots import HostSlots
 SYSTEMS = ("slurm", "pbs", "lsf")
 #: Maximum number of nodes of an allocation.
 MAX_NODES = 65_536
-#: The ports of jobs: blocks, chosen by the number of the job, because jobs may share a node.
+#: The blocks of ports, of which each batch job uses one. Its number chooses the block, because jobs
+#: may share a node.
 _FIRST_PORT, _BLOCK, _BLOCKS = 20_000, 16, 625
 _PROGRAM_LIMIT = 10.0
 
@@ -45,7 +46,7 @@ class Allocation:
         system: one of SYSTEMS.
         job: the id of the batch job.
         hosts: its nodes.
-        restarts: how often the batch system has restarted the job.
+        restarts: number of times that the batch system has restarted the job.
     """
 
     system: str
@@ -91,9 +92,9 @@ def read(system: str, environment: Mapping[str, str], program: Program = run_pro
 
 
 def expand(text: str) -> list[str]:
-    """Return the names of a node list of Slurm, such as ``gpu[01-03,7],login``.
+    """Return the names in a node list of Slurm, such as ``gpu[01-03,7],login``.
 
-    Raise UserError if it is malformed.
+    Raise UserError if the list is malformed.
     """
     names: list[str] = []
     for part in _parts(text):
@@ -115,9 +116,9 @@ def expand(text: str) -> list[str]:
 
 
 def counts(text: str) -> list[int]:
-    """Return the numbers of a list of Slurm, such as ``2(x3),1``.
+    """Return the numbers in a list of Slurm: 2, 2, 2 and 1 for ``2(x3),1``.
 
-    Raise UserError if it is malformed.
+    Raise UserError if the list is malformed.
     """
     numbers: list[int] = []
     for part in text.split(","):
@@ -147,7 +148,10 @@ def _parts(text: str) -> list[str]:
 
 
 def _numbers(text: str, whole: str) -> list[str]:
-    """Return the numbers of ranges such as ``01-03,7``, with their leading zeros."""
+    """Return the numbers in ranges such as ``01-03,7``, with their leading zeros.
+
+    Raise UserError, which shows ``whole``, if a range is malformed.
+    """
     numbers: list[str] = []
     for part in text.split(","):
         match = _RANGE.fullmatch(part)
@@ -188,10 +192,10 @@ def _slurm(environment: Mapping[str, str], program: Program) -> Allocation:
 def _slurm_gpus(
     environment: Mapping[str, str], job: str, program: Program
 ) -> Mapping[str, Sequence[str]]:
-    """Return the indices of the GPUs on each node, or nothing if all visible GPUs are the job's.
+    """Return the indices of the job's GPUs by node; empty if the job can use all visible GPUs.
 
-    On most clusters, a job sees only its GPUs. They are then numbered from 0, and the indices of
-    Slurm would be wrong.
+    On most clusters, a job sees only its own GPUs. They are then numbered from 0, and the indices
+    of Slurm would be wrong.
     """
     allocated = environment.get("SLURM_GPUS_ON_NODE", "")
     if not (environment.get("SLURM_JOB_GPUS") and allocated.isdecimal()):
@@ -245,13 +249,16 @@ def _file(variable: str, path: Path) -> list[HostSlots]:
 
 
 def _host(name: str, slots: int) -> HostSlots:
-    """Return a node. Raise UserError if its name or number of slots is not possible."""
+    """Return a node with its slots. Raise UserError if its name or number of slots is invalid."""
     (entry,) = host_slots.parse_list(f"{name} slots={slots}") if slots else (HostSlots(name, 0),)
     return entry
 
 
 def _allocation(system: str, job: str, hosts: Sequence[HostSlots], restarts: int = 0) -> Allocation:
-    """Return an allocation whose ranks use the ports of the job."""
+    """Return an allocation whose ranks use the batch job's block of ports.
+
+    Raise UserError if it has no hosts.
+    """
     if not hosts:
         raise UserError(f"the allocation of job {job} has no tasks")
     number = re.match(r"[0-9]+", job)

@@ -34,7 +34,7 @@ _SSH = "ansible.plugins.connection.ssh"
 
 
 def documented_options(path: Path) -> dict[str, Any]:
-    """Return the options in the documentation of a module; empty if it has none.
+    """Return the options in the documentation of the module at ``path``; empty if it has none.
 
     Ansible itself reads the documentation of a module only to show it.
     """
@@ -43,10 +43,10 @@ def documented_options(path: Path) -> dict[str, Any]:
 
 
 def use_connection_plugins(folder: Path) -> None:
-    """Make Ansible use the plugin ``ssh`` in a folder, whatever its configuration names.
+    """Make Ansible use the connection plugin ``ssh`` in ``folder``, whatever its settings are.
 
-    Ansible finds a collection's plugins, but ansible-playbook has loaded its own ``ssh`` before it
-    reads roles, and would use that module for this plugin as well.
+    ansible-playbook has loaded its own ``ssh`` before it reads roles. Without this function, it
+    would use that module for the plugin in ``folder`` too, because both have the same name.
     """
     connection_loader.add_directory(str(folder))
     loaded = sys.modules.get(_SSH)
@@ -59,8 +59,8 @@ class Place:
     """The place where a value is set."""
 
     path: str  # empty if it does not come from a file
-    line: int  # 0 if unknown, like the column
-    column: int
+    line: int  # 0 if unknown
+    column: int  # 0 if unknown
     description: str
 
 
@@ -79,7 +79,8 @@ def place_of(value: object) -> Place | None:
 def variables_of(action: Any, hostvars: Any, host: str) -> Variables:
     """Return all variables of a host as the action's task sees them, not yet rendered.
 
-    ``hostvars`` lacks values from the play, a role or an include: parameters, ``vars``, defaults.
+    ``hostvars`` itself lacks values that are set in the play, a role or an include, such as
+    parameters, ``vars`` and defaults.
     """
     found: Variables = hostvars._variable_manager.get_vars(
         play=action._task.get_play(), host=hostvars._inventory.get_host(host), task=action._task
@@ -88,14 +89,14 @@ def variables_of(action: Any, hostvars: Any, host: str) -> Variables:
 
 
 def is_extra_variable(hostvars: Any, name: str) -> bool:
-    """Return whether a variable is set with ``-e``, which wins over all others."""
+    """Return whether a variable is set with ``-e``, which overrides all other values."""
     return name in hostvars._variable_manager.extra_vars
 
 
 def levels_of(action: Any, hostvars: Any, host: str, name: str) -> tuple[dict[str, Any], list[Any]]:
-    """Return all variables of a host, and the values of variable ``name`` at all levels.
+    """Return all variables of a host, and the values of variable ``name`` at all precedence levels.
 
-    The lowest level is first. Ansible otherwise keeps only the value of the highest level.
+    The lowest level is first. Ansible itself keeps only the value of the highest level.
     """
     with _keeping_levels(name):
         variables = dict(variables_of(action, hostvars, host))
@@ -117,7 +118,7 @@ def levels_of(action: Any, hostvars: Any, host: str, name: str) -> tuple[dict[st
 
 
 #: The key for the values of a variable at all levels, lowest first. They are in a dictionary
-#: because Ansible tags values, which no custom type supports.
+#: because Ansible tags values, and cannot tag those of a custom type.
 _LEVELS = "__train_job_levels"
 
 
@@ -125,7 +126,8 @@ _LEVELS = "__train_job_levels"
 def _keeping_levels(name: str) -> Iterator[None]:
     """Make Ansible keep the values of a variable at all levels instead of only the highest.
 
-    Ansible combines variables in one function, whose behavior depends on its configuration.
+    Ansible combines variables with one function. It is replaced during the block, and a setting
+    makes Ansible call it.
     """
 
     def combine(low: Variables, high: Variables, *_: Any, **__: Any) -> Variables:
@@ -147,7 +149,7 @@ def _levels_in(value: Any) -> list[Any]:
 
 
 class _Executor(TaskExecutor):  # type: ignore[misc]
-    """Ansible's own code for connecting a task."""
+    """Creates the connection of a task with Ansible's own code."""
 
     _task: Any = None  # core 2.21 sets it only while the task itself runs
 
@@ -168,7 +170,7 @@ class _Executor(TaskExecutor):  # type: ignore[misc]
 
 
 def action_on(action: Any, variables: Variables, host: str) -> Any:
-    """Return an action like ``action``, with the connection of another host.
+    """Return an action like ``action``, but with a connection to another ``host``.
 
     Ansible gives a task only the connection to the host that it runs for.
     """

@@ -38,7 +38,7 @@ class _Limited:
 
 @contextlib.contextmanager
 def _opened(archive: Path, limit: int) -> Iterator[tarfile.TarFile]:
-    """Open a ``.tar.gz`` of up to ``limit`` bytes unpacked. Raise ArchiveError if it is broken."""
+    """Open a ``.tar.gz``. Raise ArchiveError if it is broken or unpacks to over ``limit`` bytes."""
     try:
         with gzip.open(archive) as packed:
             stream: Any = _Limited(packed, limit)
@@ -49,11 +49,11 @@ def _opened(archive: Path, limit: int) -> Iterator[tarfile.TarFile]:
 
 
 def unpack(archive: Path, folder: Path, names: Collection[str], limit: int, files: int) -> None:
-    """Replace ``folder/<name>`` for each of ``names`` in a ``.tar.gz``: all or none.
+    """Unpack the folders ``names`` of a ``.tar.gz`` into ``folder``, replacing existing ones.
 
-    Raise ArchiveError, with nothing changed, if the archive is broken, has more than ``limit``
-    bytes or more than ``files`` files and folders, or contains a link, a device or anything outside
-    the folders of ``names``.
+    A folder that the archive lacks is left as it is. Raise ArchiveError, and change nothing, if the
+    archive is broken, unpacks to more than ``limit`` bytes or more than ``files`` files and
+    folders, or contains a link, a device or anything outside the folders ``names``.
     """
     room = limit + files * _PER_MEMBER + tarfile.RECORDSIZE
     with tempfile.TemporaryDirectory(
@@ -83,9 +83,12 @@ def unpack(archive: Path, folder: Path, names: Collection[str], limit: int, file
 
 
 def digest(archive: Path, limit: int) -> str:
-    """Return the SHA-256 of the names and contents of a ``.tar.gz``, as ``script_files.pack`` does.
+    """Return the SHA-256 of the file names and contents in a ``.tar.gz``.
 
-    Raise ArchiveError if it is broken, has more than ``limit`` bytes, or contains non-files.
+    ``script_files.pack`` returns the same hash for the archive that it writes.
+
+    Raise ArchiveError if the archive is broken, unpacks to more than ``limit`` bytes, or contains
+    anything other than regular files.
     """
     found = hashlib.sha256()
     with _opened(archive, limit) as tar:

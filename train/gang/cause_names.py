@@ -1,4 +1,4 @@
-"""Causes of failures that only the control node can detect. host/ends.py has the others."""
+"""Causes of failures that only the control node can detect. The others are in host/ends.py."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from train.gang.errors import UnreachableError, UserError
 from train.gang.variables import job_variables, script_environment
 from train.host import processes
 
-#: Strategies in which every host ends a task before the next one starts.
+#: Strategies in which all hosts finish a task before any host starts the next one.
 _STRATEGIES = ("linear", "debug")
 
 #: The arguments of a task and variables of a host. Ansible has no types for them.
@@ -45,7 +45,7 @@ _PIECE = 4 << 20
 _OVERHEAD = 1.1
 #: Limit in bytes for other files, such as logs, during a fetch: 64 MiB.
 _SMALL = 64 << 20
-#: The end of the path of the file in which ansible-runner passes variables.
+#: The last part of the path of the file in which ansible-runner passes variables.
 EXTRA_VARIABLES = "/env/extravars"
 #: Errors that ``fetch`` may raise.
 FETCH_ERRORS = (UnreachableError, AnsibleError, OSError, ValueError)
@@ -66,7 +66,7 @@ calls.main(json.loads({request!r}))
 class _Output:
     """A standard stream of Ansible that discards output once its reader is gone (``| head``).
 
-    Otherwise Ansible would abort and leave the job without its watch.
+    Otherwise Ansible would abort, and the job would no longer be watched.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -76,7 +76,7 @@ class _Output:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write a text or discard it."""
+        """Write text or discard it."""
         return int(self._or_discard(self._stream.write, text) or 0)
 
     def flush(self) -> None:
@@ -100,8 +100,9 @@ def preload() -> None:
     launcher.archive()
 
 
-# Ansible's main process imports this before the role's first task, and its workers are forks.
-# Each attempt includes the next one, and Ansible follows these includes back recursively.
+# Ansible's main process imports this module before the role's first task, and its workers are forks
+# of it. The tasks of each attempt include those of the next one, and Ansible follows these includes
+# back recursively.
 sys.setrecursionlimit(5_000)
 ansible_core.use_connection_plugins(REPOSITORY / "plugins/connection")
 preload()
@@ -133,16 +134,16 @@ def say(line: str) -> None:
 
 
 def _unreachable(error: AnsibleConnectionFailure) -> UnreachableError:
-    """Return a connection failure as one sentence, without the messages of ssh."""
+    """Return an UnreachableError that describes a connection failure in one sentence."""
     return UnreachableError(login_failures.classify(str(error)).sentence)
 
 
 def run(action: Any, command: str, program: bytes | None = None) -> Returned:
     """Run a shell command over the action's connection and return the JSON that it prints.
 
-    It runs as the user that tasks become, with ``program`` as standard input. A login may print
-    other text before and after the JSON. Raise UnreachableError if the connection failed, OSError
-    if the command failed or printed no JSON object.
+    The command runs as the task's ``become`` user, if any, with ``program`` as its standard input.
+    The login may print other text before and after the JSON. Raise UnreachableError if the
+    connection failed, OSError if the command failed or printed no JSON object.
     """
     mark = f"answer-{secrets.token_hex(8)}"
     become = action._connection.become is not None
@@ -150,7 +151,7 @@ def run(action: Any, command: str, program: bytes | None = None) -> Returned:
         done = action._low_level_execute_command(
             f"echo {mark}; {command}",
             sudoable=become,
-            # With an input there is no terminal, which would mix output and errors.
+            # With an input, Ansible requests no terminal. One would mix output and errors.
             in_data=program or (b"\n" if become else None),
         )
     except AnsibleConnectionFailure as error:
@@ -169,8 +170,8 @@ def run(action: Any, command: str, program: bytes | None = None) -> Returned:
 def run_module(action: Any, module: str, args: Args, task_vars: Args) -> Returned:
     """Run a module on the action's host and return the harmless part of its result.
 
-    ``ansible_facts`` is dropped: it would set variables of the host, such as commands to run here.
-    The arguments of a job's script keep all of their characters.
+    ``ansible_facts`` is dropped: it would set variables of the host, such as commands that run on
+    the control node. The arguments of a job's script keep all of their characters.
     """
     done = action._execute_module(module_name=module, module_args=dict(args), task_vars=task_vars)
     dropped = ("ansible_facts", "exception")
@@ -183,10 +184,11 @@ def run_module(action: Any, module: str, args: Args, task_vars: Args) -> Returne
 
 
 def fetch(action: Any, source: str, destination: Path, limit: int) -> None:
-    """Copy an archive from the action's host; its files have at most ``limit`` bytes in total.
+    """Copy an archive, whose files may have at most ``limit`` bytes, from the action's host.
 
-    Ansible's own methods fail if the login prints text. With ``become`` they load the whole file
-    into memory, so it is copied in pieces. Raise any of FETCH_ERRORS.
+    Ansible's own method fails if the login prints text, and with ``become`` it loads the whole file
+    into memory. In these cases, the archive is copied in pieces. Raise one of FETCH_ERRORS if the
+    archive cannot be copied or is too large.
     """
     answer = run(action, f"wc -c < {shlex.quote(source)}{_AS_NUMBER}")
     size = reports.integer()(answer.get("size"))
@@ -208,7 +210,10 @@ def fetch(action: Any, source: str, destination: Path, limit: int) -> None:
 
 @contextlib.contextmanager
 def _no_file_above(size: int) -> Iterator[None]:
-    """Limit the size of files that this process and its children write with data from hosts."""
+    """Limit files that this process and its children write to ``size`` bytes, but at least _SMALL.
+
+    A host therefore cannot fill the disk during a fetch.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (max(size, _SMALL), before[1]))
     try:
@@ -232,7 +237,7 @@ def end_with_ansible() -> None:
 
 @functools.cache
 def _scalars(path: str) -> dict[tuple[int, int], str]:
-    """Return the scalars of a YAML file by line and column, or nothing if it cannot be read."""
+    """Return the scalars of a YAML file by line and column; empty if it cannot be read."""
     found: dict[tuple[int, int], str] = {}
     with contextlib.suppress(OSError, UnicodeError, yaml.YAMLError):
         for document in yaml.compose_all(Path(path).read_text(encoding="utf-8"), yaml.SafeLoader):
@@ -262,13 +267,14 @@ def written(value: Any) -> str | None:
 
 
 class Play:
-    """The play around an action that runs once, with its hosts as the action's task sees them.
+    """The play of an action that runs once, with access to all hosts of the play.
 
-    ``hostvars`` lacks values from the play, a role or an include: parameters, ``vars``, defaults.
+    Variables of a host are those that the action's task sees. ``hostvars`` lacks values that are
+    set in the play, a role or an include, such as parameters, ``vars`` and defaults.
     """
 
     def __init__(self, action: Any, task_vars: Args) -> None:
-        #: All inventory hosts of the play, including failed ones; the host the task runs for.
+        #: All inventory hosts of the play, including failed ones, and the host of the task.
         self.hosts: list[str] = list(task_vars["ansible_play_hosts_all"])
         self.host = str(task_vars["inventory_hostname"])
         self.limited = bool(task_vars.get("ansible_limit"))
@@ -277,7 +283,7 @@ class Play:
         self._at_once = len(task_vars["ansible_play_batch"])
         self._hostvars = task_vars["hostvars"]
         self._actions: dict[tuple[str, str], Any] = {}
-        # Templating variables and loading plugins are not safe in two threads of Ansible.
+        # Ansible's templating and its loading of plugins are not thread-safe.
         self._connecting = threading.Lock()
 
     def check(self) -> None:
@@ -297,21 +303,24 @@ class Play:
             )
 
     def registered(self, host: str, name: str) -> Returned:
-        """Return the result that a task registered for a host, empty if it did not run there."""
+        """Return the result registered as ``name`` for a host; empty if its task did not run."""
         found: Returned = self._hostvars[host].get(name) or {}
         return found
 
     def connection(self, host: str) -> tuple[str, str, str, str]:
-        """Return plugin, address, port and user for a host. Only the address is never empty."""
+        """Return the connection plugin, address, port and user of a host; empty strings if unset.
+
+        The address defaults to the host's name, except for the plugin ``local``.
+        """
         variables = self._hostvars[host]
         names = ("ansible_connection", "ansible_host", "ansible_port", "ansible_user")
         plugin, address, port, user = (str(variables.get(name) or "") for name in names)
         return plugin, address or (host if plugin != "local" else ""), port, user
 
     def neighbours(self) -> dict[str, list[str]]:
-        """Return for each host all hosts that are reached in the same way, including itself.
+        """Return, for each host, all hosts that are reached in the same way, including itself.
 
-        Machines are distinguished as in playbooks/machines.yml.
+        These share a machine. Machines are distinguished as in playbooks/machines.yml.
         """
         groups: dict[tuple[str, ...], list[str]] = {}
         for host in self.hosts:
@@ -325,13 +334,19 @@ class Play:
         return ansible_core.variables_of(self._action, self._hostvars, host)
 
     def values(self, host: str, *names: str) -> Args:
-        """Return the variables of a host that are set, out of ``names``."""
+        """Return the rendered values of those variables in ``names`` that are set for a host.
+
+        Raise UserError if a template in one of them is invalid.
+        """
         variables = self.variables(host)
         template = self._templating(host, variables)
         return {name: template(name, variables[name]) for name in names if name in variables}
 
     def _templating(self, host: str, variables: Args) -> Callable[[str, Any], Any]:
-        """Return a function that renders the templates of a host's variable."""
+        """Return a function that renders a host's variable, given its name and value.
+
+        The function raises UserError if a template is invalid.
+        """
         templar = Templar(loader=self._action._loader, variables=variables)
 
         def template(name: str, value: Any) -> Any:
@@ -357,7 +372,7 @@ class Play:
         return script_environment.merge(levels, self._sources(self._templating(host, variables)))
 
     def given(self, host: str, names: Sequence[str]) -> job_variables.Given:
-        """Return the settings that a host's variables give to a job, with values for ``names``."""
+        """Return a job's settings from a host's variables, with the values of ``names``."""
         variables, levels = self._with_levels(host, job_variables.ENVIRONMENT)
         template = self._templating(host, variables)
         values: Returned = {}
@@ -378,7 +393,7 @@ class Play:
         )
 
     def _with_levels(self, host: str, name: str) -> tuple[Args, list[Any]]:
-        """Return all variables of a host, and the values of variable ``name`` at all levels."""
+        """Return all variables of a host, and variable ``name`` at all levels; see levels_of."""
         with self._connecting:
             return ansible_core.levels_of(self._action, self._hostvars, host, name)
 
@@ -388,12 +403,15 @@ class Play:
         )
 
     def _place(self, name: str, value: Any) -> str:
-        """Return the place where a variable is set, or an empty text if unknown."""
+        """Return the place where a variable is set, or an empty string if unknown."""
         extra = ansible_core.is_extra_variable(self._hostvars, name)
         return "-e" if extra else self._where(value)
 
     def _where(self, value: Any) -> str:
-        """Return the file and line of a value, or -e if it comes from a command line."""
+        """Return the file and line where a value is set, ``-e``, DEFAULT, or an empty string.
+
+        ``-e`` stands for the command line, an empty string for an unknown place.
+        """
         place = ansible_core.place_of(value)
         if place is None:
             return ""
@@ -409,7 +427,7 @@ class Play:
     def notification(self, hosts: Sequence[str]) -> tuple[list[Args], str, str]:
         """Return the scripts' environments, and the command and webhook for notifications.
 
-        They may be secrets, so they are not arguments of a task, which could be printed.
+        They may contain secrets, so they are not task arguments, which Ansible could print.
         """
         environments: list[Args] = [self._environment(host)[0] for host in hosts]
         places = ("train_job_notify_command", "train_job_notify_webhook")
@@ -418,29 +436,30 @@ class Play:
         return environments, command, webhook
 
     def is_here(self, host: str, purpose: str) -> bool:
-        """Return whether a host's commands would run on this machine as this user."""
+        """Return whether commands for a host would run on this machine as this user."""
         connection = self._action_of(host, purpose)._connection
         return connection.transport == "local" and connection.become is None
 
     def run(self, host: str, purpose: str, words: Sequence[str], folder: str) -> Returned:
         """Run a command in a host's ``folder`` and return the JSON that it prints.
 
-        See the function ``run``. Each purpose has a separate connection, for one command at a time.
+        See the function ``run``. Each ``purpose`` has a separate connection, which runs one command
+        at a time.
         """
         home, rest = ("~/", folder[2:]) if folder.startswith("~/") else ("", folder)
         command = f"cd {home}{shlex.quote(rest)} && {shlex.join(words)}"
         return run(self._action_of(host, purpose), command)
 
     def login(self, host: str, purpose: str, command: str) -> tuple[str, str]:
-        """Run a command that prints a line. Return other output of the login, and that line.
+        """Run a command that prints a line. Return the rest of the login's output, and that line.
 
-        The other output is text before the line and errors. Raise OSError or UnreachableError if
-        the command fails.
+        The rest is the text before the line, and the error output. Raise OSError or
+        UnreachableError if the command fails.
         """
         mark = f"mark-{secrets.token_hex(8)}"
         marked = f"echo {mark} $({command}) {mark}"
         try:
-            # With an input there is no terminal, and ssh prints nothing about the end of one.
+            # With an input, Ansible requests no terminal, and ssh prints no message about its end.
             action = self._action_of(host, purpose)
             done = action._low_level_execute_command(marked, sudoable=False, in_data=b"\n")
         except AnsibleConnectionFailure as error:
@@ -453,7 +472,7 @@ class Play:
         return str(noise), seen.strip()
 
     def call(self, host: str, purpose: str, python: str, request: Args) -> Returned:
-        """Run a call of train/host/calls.py on a host that does not have the job's files yet."""
+        """Run a program of train/host/calls.py on a host that may not have the job's files yet."""
         program = _PROGRAM.format(launcher=launcher.archive(), request=json.dumps(request)).encode()
         return run(self._action_of(host, purpose), f"{shlex.quote(python)} -S -E -", program)
 

@@ -1,4 +1,4 @@
-"""Host lists with slots, as MPI and DeepSpeed write them: each slot of a host is a rank.
+"""Host lists with slots in the formats of MPI and DeepSpeed. Each slot of a host is a rank.
 
 A list comes from a file (``--hostfile``), from the command line (``--hosts a:2,b:2``) or from the
 allocation of a batch system. It is passed to Ansible as an inventory source in one line, which the
@@ -16,7 +16,7 @@ from typing import Any
 
 from train.gang.errors import UserError
 
-#: The port of a host's first rank, unless the list sets one; the next ranks have the next ports.
+#: The port of a host's first rank if the list sets none. The other ranks have the ports after it.
 FIRST_PORT = 12345
 #: Maximum number of slots of a host, and of bytes of a file.
 MAX_SLOTS = 256
@@ -26,7 +26,7 @@ _LAST_PORT = 65535
 _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,252})")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\$?")
 _COUNT = re.compile(r"[0-9]{1,9}")
-#: The indices of GPUs. A comma would end the host's entry of a list.
+#: The indices of GPUs. They are not separated by commas, which separate the hosts of a list.
 _GPUS = re.compile(r"[0-9]{1,3}(?:\+[0-9]{1,3}){0,255}")
 #: The spellings of Open MPI's, Intel MPI's and DeepSpeed's files, and their meanings.
 _KEYS = {
@@ -40,14 +40,14 @@ _KEYS = {
 
 @dataclass(frozen=True)
 class HostSlots:
-    """A host of a list.
+    """A host in a list.
 
     Attributes:
         host: a name or an address.
         slots: the number of its ranks.
         user: the login user, or empty.
         port: the TCP port of its first rank; 0 for the default.
-        gpus: the indices of the GPUs that its ranks share; none if all GPUs can be used.
+        gpus: the indices of the GPUs to divide among its ranks. Empty if all GPUs can be used.
     """
 
     host: str
@@ -59,14 +59,14 @@ class HostSlots:
 
 @dataclass(frozen=True)
 class SlotRank:
-    """A rank as an inventory host: its name and its variables."""
+    """An inventory host for a rank: its name and its variables."""
 
     name: str
     variables: dict[str, str | int | list[int]]
 
 
 def read_file(path: Path) -> list[HostSlots]:
-    """Return the hosts of a file. Raise UserError that names the line, or OSError."""
+    """Return the hosts in a file. Raise OSError, or UserError with the place of the error."""
     with path.open("rb") as stream:
         data = stream.read(_MAX_SIZE + 1)
     if len(data) > _MAX_SIZE:
@@ -79,10 +79,10 @@ def read_file(path: Path) -> list[HostSlots]:
 
 
 def parse_file(text: str, name: str) -> list[HostSlots]:
-    """Return the hosts of a host file, each once, in the order of their first lines.
+    """Return the hosts in the text of a host file, each once, in the order of their first lines.
 
-    A host that is listed again gets more slots, as in MPI. Raise UserError that names the file and
-    the line.
+    Another line for the same host without ``slots=`` adds slots, as in MPI. Raise UserError, which
+    names the file (``name``) and the line, if the text is invalid.
     """
     lines = ((number, line.partition("#")[0]) for number, line in enumerate(text.split("\n"), 1))
     entries = ((f"{name}, line {number}", line) for number, line in lines if line.strip())
@@ -93,7 +93,7 @@ def parse_file(text: str, name: str) -> list[HostSlots]:
 
 
 def parse_list(text: str) -> list[HostSlots]:
-    """Return the hosts of a list such as ``a:2,b:2``. Raise UserError that names the entry."""
+    """Return the hosts in a list such as ``a:2,b:2``. Raise UserError if an entry is invalid."""
     hosts = _merged((repr(entry.strip()), entry) for entry in text.split(",") if entry.strip())
     if not hosts:
         raise UserError("the list has no hosts: write their names, such as node-1,node-2")
@@ -101,9 +101,10 @@ def parse_list(text: str) -> list[HostSlots]:
 
 
 def source_of(hosts: Sequence[HostSlots]) -> str:
-    """Return a list as an inventory source.
+    """Return an inventory source for a list of hosts.
 
-    Hosts with one slot are a plain list (``a,b,``), which Ansible reads without the plugin.
+    If no host has options or several slots, it is a plain list (``a,b,``), which Ansible reads
+    without the plugin.
     """
     if all(entry == HostSlots(entry.host) for entry in hosts):
         return "".join(f"{entry.host}," for entry in hosts)
@@ -116,7 +117,7 @@ def is_source(source: str) -> bool:
 
 
 def ranks_of(hosts: Sequence[HostSlots]) -> list[SlotRank]:
-    """Return the ranks of a list in their order: all slots of a host before those of the next.
+    """Return the ranks of a list in order: all ranks of a host come before those of the next.
 
     Raise UserError if two ranks would have the same name.
     """
@@ -143,7 +144,7 @@ def ranks_of(hosts: Sequence[HostSlots]) -> list[SlotRank]:
 
 
 def add_ranks(inventory: Any, hosts: Sequence[HostSlots]) -> None:
-    """Add the ranks of a list to Ansible's inventory. Raise UserError as ``ranks_of``."""
+    """Add the ranks of a list to Ansible's inventory. Raise UserError as ``ranks_of`` does."""
     ranks = ranks_of(hosts)
     inventory.add_group("worker")
     for rank in ranks:
@@ -161,7 +162,10 @@ def _written(entry: HostSlots) -> str:
 
 
 def _merged(entries: Iterator[tuple[str, str]]) -> list[HostSlots]:
-    """Return the hosts of entries, each with the place that its errors name."""
+    """Return the hosts in ``entries``, which are pairs of a place and a text, each host once.
+
+    Raise UserError, which names the place, if an entry is invalid or contradicts an earlier one.
+    """
     hosts: dict[str, HostSlots] = {}
     places: dict[str, str] = {}
     for place, text in entries:
@@ -190,7 +194,10 @@ def _merged(entries: Iterator[tuple[str, str]]) -> list[HostSlots]:
 
 
 def _parse(text: str) -> tuple[HostSlots, bool]:
-    """Return a host with its slots, and whether the slots are given as ``slots=``."""
+    """Return the host in an entry, and whether the entry sets its slots with ``slots=``.
+
+    Raise UserError if the entry is invalid.
+    """
     first, *words = re.sub(r"[ \t]*=[ \t]*", "=", text).split()
     user, at, address = first.rpartition("@")
     if at and not user:
@@ -230,9 +237,10 @@ def _parse(text: str) -> tuple[HostSlots, bool]:
 
 
 def _split(text: str) -> tuple[str, str]:
-    """Return a host and the number after its colon, which may be empty.
+    """Return a host and the number of slots after its colon, or an empty string without one.
 
-    An IPv6 address contains colons, so it needs brackets if a number follows.
+    An IPv6 address contains colons, so it needs brackets if a number follows. Raise UserError if
+    the text is invalid.
     """
     if text.startswith("["):
         address, bracket, rest = text[1:].partition("]")
@@ -269,7 +277,7 @@ def _number(name: str, text: str) -> int:
 
 
 def _check(entry: HostSlots) -> None:
-    """Raise UserError if a host has too many slots, or no ports for them."""
+    """Raise UserError if a host has too many slots, or too few ports for them."""
     if entry.slots > MAX_SLOTS:
         raise UserError(
             f"{entry.host} has {entry.slots} slots, but a host has at most {MAX_SLOTS} ranks; "

@@ -1,4 +1,4 @@
-"""Merges the job lists of all hosts and selects from them."""
+"""Merges the job lists of all hosts, and selects jobs and ranks from them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from train.gang.job_records import MergedJob
 
 
 def _listed(play: connections.Play, args: Args) -> tuple[list[MergedJob], list[str], list[str]]:
-    """Return all jobs in the hosts' results, the hosts without an answer, and warnings."""
+    """Return all jobs in the hosts' results, the hosts without a valid answer, and warnings."""
     names = [str(host) for members in args["groups"].values() for host in members]
     found, warnings = {}, []
     for name in names:
@@ -26,14 +26,14 @@ def _listed(play: connections.Play, args: Args) -> tuple[list[MergedJob], list[s
 
 
 def jobs(play: connections.Play, args: Args) -> dict[str, object]:
-    """Return all ``jobs`` and a line about each."""
+    """Return all ``jobs``, a line about each in ``lines``, and ``warnings``."""
     found, _, warnings = _listed(play, args)
     lines = [listing.line_of(job) for job in found]
     return {"jobs": found, "lines": lines, "warnings": warnings}
 
 
 def choose_old(play: connections.Play, args: Args) -> dict[str, object]:
-    """Return the jobs to ``remove`` by host, and why others are ``kept``."""
+    """Return the jobs to ``remove`` from each host, and the reasons why others are ``kept``."""
     found, unreachable, warnings = _listed(play, args)
     age, keep = args.get("older_than"), args.get("keep")
     old, kept = listing.choose_old(
@@ -47,7 +47,11 @@ def choose_old(play: connections.Play, args: Args) -> dict[str, object]:
 
 
 def ranks(play: connections.Play, args: Args) -> dict[str, object]:
-    """Return the ranks of a job if its attempt is later than ``after``."""
+    """Return the ``attempt``, ``restarts`` and ``ranks`` of a job.
+
+    ``ranks`` is empty unless the attempt is later than ``after``. Raise UserError if no host has a
+    rank of the job.
+    """
     found, _, warnings = _listed(play, args)
     if not found:
         raise UserError(

@@ -41,7 +41,7 @@ class Packages(TypedDict):
     name: str  # the link to the environment on each host
     requirements: str  # the file that lists them
     lock: str  # the folder of the lock on the control node
-    sends_wheels: bool  # from the control node, because no index has them
+    sends_wheels: bool  # whether hosts get wheels from the control node
 
 
 class Attempt(TypedDict):
@@ -152,7 +152,7 @@ class Load(TypedDict):
 
 
 class FoundRank(RankInfo, total=False):
-    """A rank to watch, as its host identified it or as far as it is known."""
+    """A rank to watch, as identified by its host or, without an answer, by the control node."""
 
     host: str
     start_error: str
@@ -195,7 +195,10 @@ def read_manifest(run_dir: Path) -> Manifest | None:
 
 
 def staged(manifest: Manifest) -> Manifest:
-    """Return ``manifest`` with its last attempt marked as staged. Only those count as restarts."""
+    """Return ``manifest`` with its last attempt marked as staged.
+
+    Only staged attempts count as restarts.
+    """
     *earlier, last = manifest["attempts"]
     if last["staged"]:
         return manifest

@@ -22,7 +22,8 @@ def archive() -> str:
     """Return train/host as a base64 zip archive from which Python can import ``train.host``.
 
     Compiling a module takes a host longer than most calls, so the archive includes compiled
-    modules. Python of the same version as this one uses them. Other versions compile the sources.
+    modules. A host with the same Python version as this process uses them. Other versions of Python
+    compile the sources.
     """
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as programs:

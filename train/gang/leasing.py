@@ -1,9 +1,9 @@
 """Waits until a job's ports and GPUs are free on all machines, then leases them all at once.
 
 A waiting job holds nothing. It is queued on every machine (``host.leases``). Once no machine
-reports a blocker, all are asked at the same time. If one refuses, the leases on the others are
-released. Jobs that wait for each other's machines therefore cannot deadlock. Queues are ordered
-by the jobs' creation times.
+reports a blocker, the leases of all machines are requested at the same time. If one machine
+refuses, the leases on the others are released. Jobs that wait for each other's machines therefore
+cannot deadlock. Queues are ordered by the jobs' creation times.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class LeasingError(Exception):
 
 
 class JobStoppedError(Exception):
-    """The job was stopped while it waited. The message is text to follow its name."""
+    """The job was stopped while it waited. The message completes the sentence ``the job ...``."""
 
 
 def requests_of(manifest: Manifest) -> dict[str, Request]:
@@ -55,8 +55,13 @@ def requests_of(manifest: Manifest) -> dict[str, Request]:
 class Waiting:
     """A job that waits for its ports and GPUs. It asks all hosts in parallel.
 
-    ``note`` is called with an inventory host and its blockers (empty for none). A host may be
-    unresponsive for ``unreachable_timeout`` seconds.
+    Args:
+        requests: lease requests by inventory host.
+        ask: sends a request to a host.
+        say: shows a line to the user.
+        note: is called with an inventory host and a description of its blockers, which is empty if
+            there are none, whenever they change.
+        unreachable_timeout: maximum seconds for which a host may be unreachable.
     """
 
     def __init__(
@@ -76,8 +81,9 @@ class Waiting:
     def take(self, limit: float) -> None:
         """Lease all ports and GPUs, after waiting at most ``limit`` seconds for other jobs.
 
-        ``stage`` then takes over the leases. Raise LeasingError if it takes too long or a host is
-        unreachable, JobStoppedError if the job was stopped. In both cases, nothing is leased.
+        ``stage`` then takes over the leases. Raise LeasingError if the wait takes too long or a
+        host is unreachable, JobStoppedError if the job was stopped. In both cases, nothing remains
+        leased.
         """
         deadline = time.monotonic() + limit
         do = "queue"
@@ -100,9 +106,10 @@ class Waiting:
             raise
 
     def _on_all_hosts(self, do: str, seconds: float = 0.0) -> dict[str, str]:
-        """Send a request to all hosts, and return and show the blockers at each.
+        """Send the request ``do`` to all hosts. Return each host's blockers, and show changes.
 
-        Raise LeasingError if a host is unresponsive, JobStoppedError if the job was stopped.
+        Raise LeasingError if a host is unresponsive for too long, JobStoppedError if the job was
+        stopped.
         """
         began, answers, blockers = time.monotonic(), self._answers(do, seconds), {}
         known = [answer for answer in answers.values() if not isinstance(answer, Exception)]

@@ -17,7 +17,10 @@ def number(value: object) -> str:
 
 
 def count(progress: Progress, name: str) -> str:
-    """Return ``3/10`` from the fields ``name`` and its plural, as far as they are known."""
+    """Return a text such as ``3/10`` from a field and its plural, such as ``step`` and ``steps``.
+
+    If the total is unknown, return only the value. Without a value, return an empty string.
+    """
     value, total = progress.get(name), progress.get(name + "s")
     if value is None:
         return ""
@@ -30,7 +33,10 @@ def counts(progress: Progress, *names: str) -> list[str]:
 
 
 def loss(progress: Progress, approximate: bool = True) -> str:
-    """Return a record's loss, with ``~`` if it is approximate, or an empty text."""
+    """Return a record's loss, or an empty string if it has none.
+
+    With ``approximate``, prefer an approximate loss, which is marked with ``~``.
+    """
     about = (progress.get("approximate") or {}).get("loss")
     if about is not None and approximate:
         return f"~{number(about)}"
@@ -38,7 +44,10 @@ def loss(progress: Progress, approximate: bool = True) -> str:
 
 
 def metrics(progress: Progress, approximate: bool = True) -> str:
-    """Return a record's metrics as ``name value`` pairs, with ``~`` if a value is approximate."""
+    """Return a record's metrics as ``name value`` pairs.
+
+    With ``approximate``, include approximate values, which are marked with ``~``.
+    """
     values = {name: number(value) for name, value in (progress.get("metrics") or {}).items()}
     about = (progress.get("approximate") or {}) if approximate else {}
     values |= {name: f"~{number(value)}" for name, value in about.items() if name != "loss"}
@@ -46,7 +55,7 @@ def metrics(progress: Progress, approximate: bool = True) -> str:
 
 
 def rate(progress: Progress) -> str:
-    """Return the speed in examples per second, or else in steps per second."""
+    """Return the speed in examples or else steps per second, or an empty string if unknown."""
     for key, unit in (("examples_per_s", "ex/s"), ("steps_per_s", "steps/s")):
         value = progress.get(key)
         if isinstance(value, (int, float)):
@@ -60,7 +69,7 @@ def phase_of(phase: str, progress: Progress) -> str:
 
 
 def line(phase: str, reason: str | None, progress: Progress, last_line: str) -> str:
-    """Return the state of a rank in one line, with the log's last line if it has no progress."""
+    """Return the state of a rank in one line, with its log's last line if there is no progress."""
     words = [phase_of(phase, progress)]
     if phase in records.FINAL_PHASES:
         words += [reason or "", metrics(progress, approximate=False)]

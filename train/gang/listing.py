@@ -91,7 +91,10 @@ def _alive(rank: ListedRank) -> bool:
 
 
 def state_of(ranks: Sequence[ListedRank]) -> str:
-    """Return a job's state from its training ranks' phases. ``mixed`` if only some have ended."""
+    """Return a job's state from the phases of its training ranks.
+
+    The state is ``mixed`` if only some of them have ended, or if only non-training ranks still run.
+    """
     phases = set()
     for rank in ranks:
         phase = rank["phase"]
@@ -114,15 +117,15 @@ def choose_old(
     older_than: float | None = None,
     keep: int | None = None,
 ) -> tuple[list[MergedJob], list[str]]:
-    """Return the jobs to remove, and why other jobs of that age are kept.
+    """Return the jobs to remove, and the reasons why other old jobs are kept.
 
     Raise UserError if no limit is given or ``keep`` is negative.
 
     Args:
         jobs: newest first.
         unreachable: inventory hosts that reported nothing.
-        names: all inventory hosts. A host that reported nothing may be one of the job's hosts under
-            a new name.
+        names: all inventory hosts. If a host of a job is not among them, any host that reported
+            nothing may be that host under a new name.
         older_than: minimum seconds since a job's end, or None.
         keep: number of newest jobs to keep, or None.
     """
@@ -191,7 +194,7 @@ def size(count: float) -> str:
 
 
 def where(jobs: Iterable[MergedJob]) -> dict[str, list[str]]:
-    """Return the ids of the jobs stored on each host. A shared folder is listed only once."""
+    """Return the ids of the jobs stored on each host. Jobs in a shared folder are listed once."""
     found: dict[str, dict[str, None]] = {}
     for job in jobs:
         for rank in [*job["ranks"], *job["stale"]]:

@@ -22,8 +22,8 @@ from train.gang.connections import Returned, say
 from train.gang.login_failures import LoginFailure
 from train.host import processes
 
-#: Seconds until a slow host is named, and until its login has failed. The margin lets Ansible's own
-#: connection timeout expire first.
+#: Seconds until a slow host is reported, and until its login counts as failed. The margin lets
+#: Ansible's own connection timeout expire first.
 _NAMED_S, _LIMIT_S, _MARGIN_S = 4.0, 9.5, 1.5
 #: Options of Ansible's connection plugins, by variable.
 _OPTIONS = {
@@ -38,7 +38,7 @@ _OPTIONS = {
 
 
 def failure_of(action: Any, host: str) -> LoginFailure | None:
-    """Log in to the action's host. Return the reason if that fails, None if it works."""
+    """Log in to the action's host. Return the failure, or None if the login works."""
     connection = action._connection
     become = connection.become is not None
     if connection.transport == "local" and not become:
@@ -62,7 +62,7 @@ def failure_of(action: Any, host: str) -> LoginFailure | None:
 
 
 def explain(text: str, connection: Any) -> LoginFailure:
-    """Classify the text of a failed login, and check the private key on this machine."""
+    """Return the reason for a failed login, from its output and the private key on this machine."""
     host_vars = variables_of(connection)
     found = login_failures.classify(text, host_vars)
     if found.kind in ("key-denied", "password-denied"):
@@ -85,7 +85,7 @@ def _option(connection: Any, name: str) -> Any:
 
 
 def has_passphrase(key: Path) -> bool:
-    """Return whether a private key file is encrypted (False if it cannot be read)."""
+    """Return whether a private key file is encrypted; False if it cannot be read."""
     try:
         text = key.read_text("ascii")
     except (OSError, UnicodeError):
@@ -101,10 +101,10 @@ def has_passphrase(key: Path) -> bool:
 
 @contextlib.contextmanager
 def _limited(limit: float, on_wait: Callable[[], None]) -> Iterator[threading.Event]:
-    """Limit the duration of a block, and yield an event that is set if it takes too long.
+    """Limit the duration of a block, and yield an event that is set if the block takes too long.
 
-    Call ``on_wait`` after a while. After ``limit`` seconds, end this process's children and set the
-    event.
+    Call ``on_wait`` if the block has not ended after _NAMED_S seconds. After ``limit`` seconds, set
+    the event and end this process's children.
     """
     ended, expired = threading.Event(), threading.Event()
 

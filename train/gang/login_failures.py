@@ -40,7 +40,7 @@ class LoginFailure(NamedTuple):
 
 
 class _Kind(NamedTuple):
-    """The message about a kind of failure. ``_fields`` has the remedy's fields."""
+    """The message about a kind of failure. The remedy contains the fields of ``_fields``."""
 
     sentence: str
     remedy: str
@@ -164,7 +164,7 @@ KINDS = {
     ),
 }  # fmt: skip
 
-#: Texts that decide anywhere in the output, because ssh prints other errors after them.
+#: Patterns that decide wherever they match in the output, because ssh prints other errors later.
 _DECISIVE = (
     ("changed-key", r"REMOTE HOST IDENTIFICATION HAS CHANGED|REVOKED HOST KEY DETECTED"),
     ("key-permissions", r"UNPROTECTED PRIVATE KEY FILE|Bad owner or permissions on|"
@@ -184,7 +184,7 @@ _DECISIVE = (
     ("no-ssh", r"\bssh: (?:command )?not found|"
                r"No such file or directory: b?['\"](?:\S*/)?ssh['\"]"),
 )  # fmt: skip
-#: Texts of single lines. The last matching line decides, because a banner may come first.
+#: Patterns of single lines. The last matching line decides, because a banner may come first.
 _LINES = (
     ("unknown-key", r"Host key verification failed|host key is known for|can't be established"),
     ("unknown-name", r"Could not resolve hostname|[Nn]ame or service not known|"
@@ -207,7 +207,7 @@ _LINES = (
                 r"banner exchange: Connection"),
     ("no-commands", r"Module result deserialization failed|No start of json char found"),
 )  # fmt: skip
-#: An error behind a jump host decides, although ssh later prints errors of its own connection.
+#: An error from behind a jump host decides, although ssh later prints errors of its own connection.
 _BEHIND = re.compile(r"open failed: (?:connect failed|administratively[^:\n]*): ([^\n]+)")
 
 
@@ -216,7 +216,8 @@ def classify(text: str, host_vars: Mapping[str, Any] | None = None) -> LoginFail
 
     Args:
         text: output of ssh, sudo or Ansible.
-        host_vars: how the host is reached, for commands in the remedy; see ``suggestions.ssh``.
+        host_vars: the host's connection variables, for commands in the remedy; see
+            ``suggestions.ssh``.
     """
     plain = _WRAPPERS.sub("", text.replace("\r", ""))
     kind = _kind_of(plain)
@@ -248,7 +249,7 @@ def failure(kind: str, host_vars: Mapping[str, Any] | None = None) -> LoginFailu
 
 
 def _fields(host_vars: Mapping[str, Any]) -> dict[str, str]:
-    """Return the values of a host for the fields in remedies."""
+    """Return the values of the fields in remedies, from a host's connection variables."""
     address, port = host_vars.get("ansible_host"), host_vars.get("ansible_port")
     known = f"[{address}]:{port}" if str(port or 22) != "22" else str(address or "HOST")
     key = host_vars.get("ansible_ssh_private_key_file")
@@ -301,5 +302,5 @@ def waiting(hosts: Iterable[str]) -> str:
     return f"{WAITING}{names_of(list(hosts))}"
 
 
-#: The beginning of that line.
+#: The beginning of the line that ``waiting`` returns.
 WAITING = "waiting for the login to "

@@ -1,8 +1,8 @@
 """SSH logins that the commands for one machine share.
 
 sshd limits the logins in progress (``MaxStartups``) and the commands in one login
-(``MaxSessions``). Several ranks on one machine would exceed both. Here the commands of all of this
-user's processes log in one at a time, and each command holds a place in a login.
+(``MaxSessions``). Several ranks on one machine would exceed both. Therefore all processes of this
+user log in to a machine one at a time, and each command holds a place in a login.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-#: Commands that share a login. sshd's default limit is 10.
+#: Maximum number of commands that share a login. sshd's default limit is 10.
 SESSIONS = 8
 
 #: Seconds between two attempts to take a lock that another process holds.
@@ -54,16 +54,16 @@ _NOTES = re.compile(
 
 
 def is_worth_another_try(errors: str) -> bool:
-    """Return whether these errors of ssh mean that too many logins were in progress.
+    """Return whether ssh's error output means that too many logins were in progress.
 
-    In that case, its command has not started.
+    In that case, the command has not started.
     """
     text = _DEBUG.sub("", errors)
     return bool(_REFUSED.search(text)) and not _OTHER_REASON.search(text)
 
 
 def without_notes(errors: bytes) -> bytes:
-    """Return the errors of a command that succeeded, without ssh's messages on shared logins."""
+    """Return a successful command's error output without ssh's messages about shared logins."""
     return _NOTES.sub(b"", errors)
 
 
@@ -74,7 +74,7 @@ def pauses(
 ) -> Iterator[float]:
     """Yield the seconds to wait before each further attempt, until ``limit`` seconds from now.
 
-    They are random, so that commands that were refused together do not retry together.
+    The pauses are random, so that commands that were refused together do not retry together.
     """
     shortest, longest = _PAUSES
     end = clock() + limit
@@ -91,7 +91,7 @@ class Logins:
 
     Args:
         folder: for the lock files of all machines. It is created.
-        machine: identifies the machine and how it is reached. Equal names share logins.
+        machine: identifies the machine and how it is reached. Equal values share logins.
     """
 
     def __init__(self, folder: Path, machine: str) -> None:
@@ -109,14 +109,16 @@ class Logins:
                     return
 
     def log_in(self, exists: Callable[[], bool], connect: Callable[[], str], limit: float) -> str:
-        """Log in unless the login exists by then. Return an error message, empty if it worked.
+        """Log in unless another process has done so. Return an error message or an empty string.
 
         One process at a time logs in to a machine. Its failure applies to all processes that have
         waited for it, because they would only fail one after the other.
 
         Args:
-            connect: logs in and returns an error message.
-            limit: maximum seconds to wait for other processes. After that, return without a login.
+            exists: returns whether the login already exists.
+            connect: logs in and returns an error message, or an empty string if it worked.
+            limit: maximum seconds to wait for other processes. After that, return an empty string
+                without a login.
         """
         waiting_since = time.monotonic()
         with _locked(self._path("login"), limit) as lock:
@@ -143,7 +145,7 @@ class Logins:
 
 @contextlib.contextmanager
 def _locked(path: Path, limit: float) -> Iterator[int | None]:
-    """Hold a lock and yield its file; None if another process still holds it after ``limit`` s."""
+    """Lock a file and yield its descriptor; None if it is still locked after ``limit`` seconds."""
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         yield lock if _take(lock, time.monotonic() + limit) else None
@@ -164,7 +166,7 @@ def _take(lock: int, deadline: float) -> bool:
 
 
 def _failure_since(lock: int, begin: float) -> str:
-    """Return the failure noted in a lock file, or an empty text if it is older than ``begin``."""
+    """Return the failure noted in a lock file, or an empty string if it is older than ``begin``."""
     with contextlib.suppress(ValueError):
         time_text, _, error = os.pread(lock, _NOTE_SIZE, 0).decode(errors="replace").partition(" ")
         if begin <= float(time_text) <= time.monotonic():  # it may be from before a reboot
@@ -173,7 +175,7 @@ def _failure_since(lock: int, begin: float) -> str:
 
 
 def _note_failure(lock: int, error: str) -> None:
-    """Note the result of a login in a lock file: an error message, or an empty text."""
+    """Note the result of a login in a lock file: an error message, or an empty string."""
     note = f"{time.monotonic()} {error}" if error else ""
     os.ftruncate(lock, 0)
     os.pwrite(lock, note.encode(errors="replace")[:_NOTE_SIZE], 0)

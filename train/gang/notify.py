@@ -1,7 +1,7 @@
 """Sends notifications about a job: runs a command on the control node and calls a webhook.
 
-A separate process does both and ends within LIMIT seconds in any case: a notification never fails
-or delays a job.
+A separate process does both and always ends within LIMIT seconds, so a notification never fails or
+delays a job.
 
     python -m train.gang.notify < REQUEST
 
@@ -37,7 +37,8 @@ from train.host.masking import Mask
 LOG_FILE = "notify.log"
 #: Timeout in seconds of the command, and of each of the two attempts at the webhook.
 TIMEOUT = 10.0
-#: Bytes of a variable for the command. Linux rejects 128 KiB, and also limits their total.
+#: Maximum bytes of a variable in the command's environment. Linux rejects 128 KiB, and also limits
+#: the total of all variables.
 LONGEST_VARIABLE = 32_768
 #: Seconds before the second attempt.
 PAUSE = 1.0
@@ -46,15 +47,15 @@ LIMIT = 2 * TIMEOUT + PAUSE + 1.0
 
 #: A message. docs/formats.md describes every field.
 Payload = Mapping[str, Any]
-#: Environments of the job's scripts, whose values must not appear in it; a command; a URL.
+#: Environments of the job's scripts, whose values must not appear in a message; a command; a URL.
 Recipients = tuple[Sequence[Mapping[str, object]], str, str]
 
 
 def send(recipients: Recipients, event: str, *, wait: bool, **about: Any) -> list[str]:
     """Notify the recipients about ``event``; for ``about``, see ``payload_of``.
 
-    Return errors, which are also in the job's LOG_FILE. With ``wait``, wait for them for a limited
-    time. Otherwise return only an error in starting the process.
+    With ``wait``, wait for the process for a limited time and return its errors, which are also in
+    the job's LOG_FILE. Otherwise, return an error only if the process cannot be started.
     """
     environments, command, webhook = recipients
     if not command and not webhook:
@@ -116,8 +117,8 @@ def payload_of(
         state: state of the job: ``starting``, ``completed``, ``failed`` or ``stopped``.
         doubts, notes: as in ``result.json``.
         message: for people. It may contain lines of a log.
-        environments: of the scripts. Their values are removed from texts that the script may have
-            printed: the message, the doubts, the notes and the metrics.
+        environments: environments of the scripts. Their values are removed from texts that the
+            script may have printed: the message, the doubts, the notes and the metrics.
     """
     mask = Mask(environments, every=True)
     message, metrics = _clean(message, mask), _clean(dict(metrics or {}), mask)
@@ -155,7 +156,7 @@ def payload_of(
 
 
 def _clean(value: Any, mask: Mask) -> Any:
-    """Return a value for JSON without secrets, NaN, and invalid UTF-8."""
+    """Return a value for JSON without secrets, NaN or invalid UTF-8."""
     if isinstance(value, str):
         return mask.text(value).encode("utf-8", "replace").decode().replace("\0", "")
     if isinstance(value, Mapping):
@@ -177,7 +178,10 @@ def _for_environment(value: object) -> str:
 
 
 def run_command(command: str, payload: Payload) -> str:
-    """Run ``command`` with the payload as input and in its environment. Return any error."""
+    """Run ``command`` with the payload as JSON on its standard input.
+
+    Its main fields are also in environment variables. Return an error message, or an empty string.
+    """
     names = ("event", "job", "state", "message")
     variables = {f"TRAIN_{name.upper()}": _for_environment(payload[name]) for name in names}
     # Files, not pipes: background processes of the command may keep them open.
@@ -214,7 +218,8 @@ class _Stay(urllib.request.HTTPRedirectHandler):
 def post(webhook: str, payload: Payload) -> str:
     """Send the payload as JSON to ``webhook``, with a second attempt after temporary errors.
 
-    Return any error. It contains no part of the URL except its host.
+    Return an error message, or an empty string. The message contains no part of the URL except its
+    host.
     """
     try:
         url = urlsplit(webhook)
@@ -263,7 +268,7 @@ def _reason(error: object) -> str:
 
 
 def deliver(command: str, webhook: str, payload: Payload) -> list[str]:
-    """Run the command and call the webhook at the same time. Return any errors."""
+    """Run the command and call the webhook at the same time. Return error messages."""
     pool = ThreadPoolExecutor(2)
     work = {}
     if command:

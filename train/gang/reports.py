@@ -17,7 +17,7 @@ from train.host import ends, environments, host_facts, plain_text, probe, progre
 from train.host.load import Facts, GpuLoad
 from train.host.records import ABSENT
 
-#: Limits of any report.
+#: Limits for all reports.
 MAX_DEPTH = 12
 MAX_ITEMS = 10_000
 MAX_TEXT = 65_536
@@ -40,7 +40,7 @@ class ReportError(ValueError):
 
 
 def bounded(value: Any, depth: int = MAX_DEPTH) -> Any:
-    """Return a JSON value with clean texts, cut if it is too deep, too long or too large.
+    """Return a JSON value with cleaned strings, cut if it is too deep, too long or too large.
 
     Use it only for values that are shown, or returned to the host that they came from.
     """
@@ -61,7 +61,10 @@ def bounded(value: Any, depth: int = MAX_DEPTH) -> Any:
 
 
 def refuse_unless(right: Callable[[Any], bool], wrong: str) -> Check:
-    """Return a check that returns a valid value unchanged, or raises ReportError(``wrong``)."""
+    """Return a check that returns a value unchanged if it is ``right``, else raises ReportError.
+
+    ``wrong`` is the error's message.
+    """
 
     def check(value: Any) -> Any:
         if not right(value):
@@ -72,7 +75,7 @@ def refuse_unless(right: Callable[[Any], bool], wrong: str) -> Check:
 
 
 def matching(pattern: str | re.Pattern[str], wrong: str) -> Check:
-    """Return a check for a text that fully matches a pattern."""
+    """Return a check for a string that fully matches a pattern. ``wrong`` is its error message."""
     return refuse_unless(lambda v: isinstance(v, str) and bool(re.fullmatch(pattern, v)), wrong)
 
 
@@ -132,7 +135,7 @@ job = matching(records.JOB_PATTERN, "is not a valid job id")
 
 
 def items(check: Check, most: int = MAX_ITEMS) -> Check:
-    """Return a check for a list of at most ``most`` items."""
+    """Return a check for a list of at most ``most`` items that each pass ``check``."""
 
     def each(value: Any) -> list[Any]:
         if not isinstance(value, (list, tuple)) or len(value) > most:
@@ -143,7 +146,10 @@ def items(check: Check, most: int = MAX_ITEMS) -> Check:
 
 
 def mapping(key: Check, check: Check, most: int = MAX_ITEMS) -> Check:
-    """Return a check for an object whose keys and values each pass a check."""
+    """Return a check for an object of at most ``most`` fields.
+
+    Its keys must pass the check ``key``, its values ``check``.
+    """
 
     def each(value: Any) -> dict[Any, Any]:
         if not isinstance(value, Mapping) or len(value) > most:
@@ -156,9 +162,10 @@ def mapping(key: Check, check: Check, most: int = MAX_ITEMS) -> Check:
 def fields(
     checks: Mapping[str, Check], others: Collection[str] = (), nullable: Collection[str] = ()
 ) -> Check:
-    """Return a check for an object with certain fields. Unknown fields are dropped.
+    """Return a check for an object whose fields pass their ``checks``. Unknown fields are dropped.
 
-    If they are missing or null, fields in ``others`` are dropped and ``nullable`` ones become None.
+    Fields in ``others`` are optional, and dropped if they are null. Fields in ``nullable`` become
+    None if they are missing or null. All other fields are required.
     """
 
     def check(value: Any) -> Any:
@@ -179,7 +186,7 @@ def fields(
 
 
 def _cause(value: Any) -> str:
-    """Return a cause. Causes unknown to this version count as the script's own exit."""
+    """Return a cause. A cause that this version does not know counts as the script's own exit."""
     is_known = isinstance(value, str) and value in cause_names.CAUSES
     return str(value) if is_known else ends.EXIT
 
@@ -245,7 +252,7 @@ def _of_type(kind: Any) -> Check:
 def record(kind: Any, required: Collection[str] | None = None, **checks: Check) -> Check:
     """Return the check for a record, made from its type, _FIELDS and the overriding ``checks``.
 
-    ``required`` are the required fields, if they differ from those of the type.
+    ``required`` replaces the type's own set of required fields.
     """
     types = get_type_hints(kind)
     found = {
@@ -257,7 +264,7 @@ def record(kind: Any, required: Collection[str] | None = None, **checks: Check) 
     return fields(found, types.keys() - needed, nullable)
 
 
-#: Fields of a state that are used here, in addition to the phase.
+#: Fields of a state, in addition to the phase, that the control node uses.
 _USED: dict[str, Check] = {
     **{name: _FIELDS[name] for name in ("attempt", "cause", "exit_code", "port")},
     **dict.fromkeys(("alone", "checkpoint_found", "frozen", "stuck_in_framework"), boolean),
@@ -329,6 +336,6 @@ def all_seen(value: object) -> list[Any]:
 
 
 def stop_reports(value: object) -> list[Any]:
-    """Return the reports of ``stop`` on these ranks."""
+    """Return the reports of ``stop`` on all ranks that an inventory host answers for."""
     stopped = _STOPPED(value)
     return [stopped["stop_report"], *stopped.get("more", ())]

@@ -1,7 +1,7 @@
 """Waits for a job's next attempt, and decides how to proceed if it cannot start.
 
-``watch.causes`` decides whether there is another attempt at all. Each function returns ``then``,
-the role's next task file.
+``watch.causes`` decides whether there is another attempt at all. The results of ``await_restart``
+and ``judge_refusal`` contain ``then``, the role's next task file.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ _JITTER_S = 5.0
 #: Seconds to wait for requests to end. ssh gives up on a lost host after ten.
 _END_S = 15.0
 
-#: Returns how the job was stopped on a host, or an empty text. Raises UnreachableError or OSError.
+#: Returns how the job was stopped on a host, or an empty string if it was not stopped. Raises
+#: UnreachableError or OSError.
 Ask = Callable[[str], str]
 
 
@@ -67,7 +68,10 @@ class AwaitedHosts:
 
     @property
     def stopped(self) -> str:
-        """A text about the stop of the job on a host, to follow its name; empty if not stopped."""
+        """How the job was stopped, to complete the sentence ``the job ...``; empty if it was not.
+
+        Hosts that have not answered yet are ignored.
+        """
         seen = list(self._seen.values())
         return next((how for how in seen if how and not isinstance(how, Exception)), "")
 
@@ -83,7 +87,7 @@ class AwaitedHosts:
         return {host: str(why) for host, why in seen if isinstance(why, UnreachableError)}
 
     def close(self) -> None:
-        """Stop asking."""
+        """Stop asking, and wait at most _END_S seconds until pending requests have ended."""
         self._over.set()
         deadline = time.monotonic() + _END_S
         for thread in self._threads:
@@ -97,7 +101,8 @@ def await_restart(play: connections.Play, args: Args) -> Returned:
     ``train_job_restart_host_timeout`` seconds. Wait longer only while none of the job's hosts can
     be reached.
 
-    Return ``attempt``, its number, and ``min_workers``, which is 0 while all hosts are required.
+    The result contains ``attempt``, the number of the next attempt, and ``min_workers``, which is 0
+    while all hosts are required.
     """
     run_dir, before = Path(args["run_dir"]).expanduser(), args["before"]
     manifest = read_manifest(run_dir.name, run_dir.parent)
@@ -178,7 +183,8 @@ def _is_enough(
 def judge_refusal(play: connections.Play, args: Args) -> Returned:
     """Decide how to proceed after an attempt could not start.
 
-    Another control node has started it, the job was stopped, hosts may return, or the job fails.
+    Follow the attempt if another control node has started it, end the job if it was stopped, try
+    again if lost hosts may return, or else let the job fail.
     """
     run_dir, tried = Path(args["run_dir"]).expanduser(), dict(args["tried"])
     refusal = _refusal(play, args["gang_steps"])
@@ -232,13 +238,13 @@ def _unreachable(
 
 
 def _stopped(play: connections.Play, run_dir: Path, metrics_dir: str, how: str) -> Returned:
-    """Record that the job was stopped between two attempts."""
+    """Record that the job was stopped between two attempts; return its end (see ``_ended``)."""
     causes.stop_before_next(run_dir, how)
     return _ended(play, run_dir, metrics_dir)
 
 
 def _ended(play: connections.Play, run_dir: Path, metrics_dir: str) -> Returned:
-    """Return the job's end from ``result.json``, and send the notifications."""
+    """Send the notifications about the job's end, and return the result from ``result.json``."""
     result: ResultRecord | None = causes.last_result(run_dir)
     warnings = watching.notify_end(play, run_dir, metrics_dir)
     return {"job": run_dir.name, "then": END, "result": result, "warnings": warnings}

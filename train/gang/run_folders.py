@@ -28,7 +28,10 @@ def create(folder: Path, *, exist_ok: bool) -> None:
 
 
 def open_to_all(folder: Path) -> None:
-    """Let all users of the control node read a job's folder and enter ``runs/``."""
+    """Let all users of the control node read a job's folder and the folder that contains it.
+
+    The latter is left as it is if it has another owner.
+    """
     for path in (folder.parent, folder):
         if path.is_dir() and path.owner() == folder.owner():
             path.chmod(path.stat().st_mode | _OPEN)
@@ -50,9 +53,9 @@ _GENERAL_NAMES = ("main", "train", "run", "__main__")
 def choose_job(job: str, script: Path, runs_dir: Path) -> tuple[str, Path]:
     """Return the job's id and its new, empty folder on the control node.
 
-    By default (``job`` is empty), the id is the script's name and the time. For a generic name such
-    as main.py, the folder's name is used. Raise UserError if the id is invalid, or its folder
-    already has a job.
+    If ``job`` is empty, the id consists of the script's name and the time. Instead of a generic
+    name such as main.py, the name of the script's folder is used. Raise UserError if the id is
+    invalid, or if its folder already contains a job.
     """
     if job:
         check_id(job)

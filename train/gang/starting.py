@@ -1,4 +1,4 @@
-"""Leases what a gang needs, and requires that all of its ranks are ready to start."""
+"""Leases the ports and GPUs of a gang, and requires that all of its ranks are ready to start."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from train.gang.watch import journal
 
 
 def lease(play: connections.Play, args: Args) -> dict[str, object]:
-    """Wait for the job's ports and GPUs and lease them. No host needs files of the job yet."""
+    """Wait for the job's ports and GPUs, and lease them. Hosts need no files of the job yet.
+
+    If that fails, withdraw the attempt. Then raise UserError or, if the job was stopped, return a
+    failed result with ``stopped``.
+    """
     manifest: Manifest = args["manifest"]
     run_dir = Path(args["run_dir"])
     tasks = {rank["host"]: rank["task"] for rank in manifest["ranks"]}
@@ -43,7 +47,7 @@ def lease(play: connections.Play, args: Args) -> dict[str, object]:
 
 
 def require_staged(play: connections.Play, args: Args) -> dict[str, object]:
-    """Require that every rank of an attempt is staged, because all of them must start together."""
+    """Return a failed result unless all ranks of an attempt are staged and can start together."""
     lost: dict[str, login_failures.LoginFailure] = {}
     lacking: dict[str, str] = {}
     flags: dict[str, object] = {}
@@ -57,7 +61,7 @@ def require_staged(play: connections.Play, args: Args) -> dict[str, object]:
     if not (lost or lacking):
         return {}
     if not lacking:
-        flags["nothing_answered"] = True  # the hosts' own failures have the reason
+        flags["nothing_answered"] = True  # the hosts' failed tasks show the reasons
     named = [
         f"{login_failures.names_of(hosts)}: {reason}"
         for reason, hosts in placement.by_reason(lacking).items()

@@ -1,7 +1,7 @@
 """Suggests commands that users can paste; train/host/suggested.py lists them.
 
-A command is quoted, calls the program in the way in which it was called, and has the same inventory
-and connection options.
+A suggested command is quoted for the shell. It calls the program in the same way as the user did,
+with the same inventory and connection options.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CONNECTION_VARIABLES = (
 )
 _PLACES = ("train_job_root", "train_job_runs_dir", "train_job_lease_dir", "train_job_python")
 #: The collection's playbooks by command, for a collection that was installed without the command
-#: line. A job whose cause is gone is started as a new one.
+#: line. No playbook restarts an ended job, so the one for ``restart`` starts a new job.
 _PLAYBOOKS = {
     "attach": "attach -e train_job_id={job}",
     "clean": "clean -e train_job_clean_older_than={age}",
@@ -53,7 +53,8 @@ class Call:
         playbook: command that runs ansible-playbook.
         typed: options that the user gave. Empty if the defaults were used.
         reaching: options with which any command reaches the same hosts.
-        job: the job whose folder provided them. Commands about it need only the typed options.
+        job: the job whose stored options are in ``reaching``. Commands about this job need only
+            the typed options.
     """
 
     train: str = "python -m train"
@@ -63,7 +64,7 @@ class Call:
     job: str = ""
 
     def dump(self) -> str:
-        """Return the call as text."""
+        """Return the call as JSON."""
         return json.dumps(asdict(self))
 
 
@@ -81,10 +82,10 @@ def command(name: str, call: Call | None = None, **fields: str) -> str:
     Args:
         name: a key of ``SUGGESTIONS`` whose program is not HOST.
         call: how this program was called. Defaults to ``current()``.
-        fields: the values of its fields.
+        fields: the values of the command's fields.
 
-        Raises:
-            ValueError: a field has a value that does not match its pattern.
+    Raises:
+        ValueError: a field has a value that does not match its pattern.
     """
     suggested.check(name, fields)
     call = call or current()
@@ -118,7 +119,7 @@ def on_host(name: str, host: str, host_vars: Mapping[str, Any], **fields: str) -
     Args:
         name: a key of ``SUGGESTIONS`` whose program is HOST.
         host: the inventory host.
-        host_vars: how the host is reached; see ``ssh``.
+        host_vars: the host's connection variables; see ``ssh``.
         fields: see ``command``.
     """
     suggested.check(name, fields)
@@ -142,7 +143,7 @@ def _split(field: str, value: str) -> list[str]:
 
 
 def ssh(host_vars: Mapping[str, Any], program: str = "ssh", *options: str) -> str:
-    """Return the command that logs in the same way as Ansible.
+    """Return the command that logs in to a host in the same way as Ansible.
 
     Args:
         host_vars: the host's connection variables, such as ``ansible_host``.
@@ -171,7 +172,8 @@ def filled(
     """Replace the markers in a text with commands. Invalid markers are left unchanged.
 
     Args:
-        reach: host_vars by host (see ``ssh``). Markers for other hosts are left unchanged.
+        reach: connection variables by host (see ``ssh``). Markers for other hosts are left
+            unchanged.
         call: see ``command``.
         fields: values of fields that the markers leave open.
     """
@@ -200,7 +202,8 @@ def current() -> Call:
     return _of_ansible()
 
 
-#: The call from the command line, removed so that child processes do not take it for their own.
+#: The call from the command line, removed from the environment so that child processes do not take
+#: it for their own.
 _passed_on = os.environ.pop(CALL, "")
 #: The argument of ``note``.
 _noted: list[Call] = []
@@ -217,7 +220,7 @@ def is_noted() -> bool:
 
 
 def _of_ansible() -> Call:
-    """Return the call of ansible-playbook, if this process is one."""
+    """Return the call of ansible-playbook if this process runs it, else a call without options."""
     # Not imported in the command line, which does not need Ansible's modules: they load slowly.
     if "ansible.context" not in sys.modules:
         return Call(train_program(), playbook_program())
@@ -314,7 +317,7 @@ def is_here() -> bool:
 
 
 def playbook_program() -> str:
-    """Return the command for ansible-playbook, in the repository because it needs ansible.cfg."""
+    """Return the command that runs ansible-playbook. In a clone, it runs where ansible.cfg is."""
     return _here(program("ansible-playbook"))
 
 

@@ -36,7 +36,7 @@ def needs(play: connections.Play, host: str, roles: Collection[str] | None = Non
     """Return the needs of TensorFlow on a host, from its variables.
 
     Args:
-        roles: roles that setup.yml will run there. Defaults to those of the inventory.
+        roles: roles that setup.yml will run on the host. Defaults to those in the inventory.
     """
     values = play.values(host, "setup_roles", *suitability_rules.VARIABLES)
     if roles is None:
@@ -82,15 +82,17 @@ def _word(path: str) -> str:
 
 
 def judge(play: connections.Play, args: Args) -> Returned:
-    """Judge the examined hosts against what setup.yml will do there.
+    """Judge whether setup.yml can set up the examined hosts for TensorFlow.
 
     Args:
         play: the play in which ``ask`` was registered.
-        args: ``members`` as in playbooks/machines.yml; ``run_tags`` and ``skip_tags``.
+        args: ``members`` as in playbooks/machines.yml; ``registered``, the variable with the
+            results of ``ask``; ``run_tags`` and ``skip_tags``.
 
-    Returns: ``unsuited``, the hosts that cannot be set up and one line for each of their faults;
-        ``lines``, each fault with its hosts; ``left_out``, the same plus the unreachable
-        hosts.
+    Returns:
+        ``unsuited``, the hosts that cannot be set up, with one line for each of their faults;
+        ``lines``, a text for each fault with its hosts; ``left_out``, texts about unreachable
+        hosts, and ``lines``.
     """
     faults: dict[str, list[HostFault]] = {}
     unreachable: dict[str, LoginFailure] = {}

@@ -95,7 +95,7 @@ class Needs:
 
     @property
     def is_own_lock(self) -> bool:
-        """Whether the user's lock decides what is installed, and so what a host needs."""
+        """Whether the user has set a lock, which then decides what a host needs."""
         return bool(self.values["tensorflow_requirements"])
 
     def variant(self, facts: Suitability) -> str:
@@ -123,7 +123,7 @@ class Needs:
         return [str(name) for name in found] if isinstance(found, list) else []
 
     def prepares_folder(self) -> bool:
-        """Return whether the role training_host will create the folder as root."""
+        """Return whether the role training_host will create ``tensorflow_root`` as root."""
         paths = self._paths("training_host_folders")
         root = str(self.values["tensorflow_root"])
         as_root = bool(self.values["training_host_user"]) or not root.startswith("~")
@@ -131,7 +131,7 @@ class Needs:
         return PREPARES in self.roles and as_root and is_listed
 
     def mounts_folder(self, facts: Suitability) -> bool:
-        """Return whether the role training_host will mount a share for the folder."""
+        """Return whether the role training_host will mount a share for ``tensorflow_root``."""
         paths = self._paths("training_host_nfs")
         return PREPARES in self.roles and any(
             _is_at_or_below(facts["root"], path) and not _is_at_or_below(facts["mount_point"], path)
@@ -139,7 +139,10 @@ class Needs:
         )
 
     def _paths(self, name: str) -> list[str]:
-        """Return the paths of a list. Invalid entries are skipped: the role itself reports them."""
+        """Return the paths in the list variable ``name``, without entries that are invalid.
+
+        The role itself reports those.
+        """
         found = self.values[name]
         entries = found if isinstance(found, list) else []
         return [str(one["path"]) for one in entries if isinstance(one, Mapping) and "path" in one]
@@ -151,7 +154,7 @@ def _is_at_or_below(path: str, folder: str) -> bool:
 
 @functools.cache
 def _role() -> dict[str, Any]:
-    """Return the roles' defaults, and the requirements of the lock in the role tensorflow."""
+    """Return the defaults of both roles, and the role tensorflow's facts about its own lock."""
     found: dict[str, Any] = {}
     for path in (
         _ROLE / "defaults/main.yml",
@@ -167,7 +170,7 @@ def needs(values: Mapping[str, Any], roles: Collection[str]) -> Needs:
 
     Args:
         values: values of VARIABLES that are set. The others have the roles' defaults.
-        roles: roles of setup.yml that will run there.
+        roles: roles of setup.yml that will run on the host.
 
     Raises:
         UserError: the role tensorflow would reject a value.
@@ -276,7 +279,7 @@ def _venv_remedy(facts: Suitability, otherwise: str) -> str:
 
 
 def _family(facts: Suitability) -> str:
-    """Return the distribution's family, as in training_host_packages, or an empty text."""
+    """Return the distribution's family, as in training_host_packages, or an empty string."""
     names = {facts["os_id"], *facts["os_like"].split()}
     if names & {"debian", "ubuntu"}:
         return "debian"
@@ -326,7 +329,7 @@ def _remedy_without_package(facts: Suitability, version: str) -> str:
 
 
 def folder_faults(facts: Suitability, needed: Needs) -> Iterator[HostFault]:
-    """Yield the faults of the environments' folder."""
+    """Yield the faults of ``tensorflow_root``, the folder of TensorFlow's environments."""
     root, parent, point = facts["root"], facts["parent"], facts["mount_point"]
     choose = "set tensorflow_root, train_job_root and train_job_python to another folder"
     if needed.mounts_folder(facts):

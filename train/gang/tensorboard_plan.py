@@ -66,7 +66,7 @@ def choose(play: Play, args: Args) -> dict[str, object]:
 
 
 def _free_port(first: int) -> int:
-    """Return the first free port on this machine, from ``first`` on. Raise UserError if none is."""
+    """Return the first free port on this machine from ``first`` on. Raise UserError without one."""
     ports = range(first, 65_536) if first > 0 else ()
     for port in filter(processes.is_free, ports):
         return port

@@ -9,7 +9,7 @@ from train.host.links import Link
 
 
 class Finding(TypedDict):
-    """A problem."""
+    """A problem of a host, a GPU or a network path."""
 
     severity: str  # FAIL, WARNING or INFO
     what: str  # a short name that is the same in every run, such as ``port-blocked``
@@ -24,13 +24,13 @@ class Finding(TypedDict):
 class Login(TypedDict):
     """Observations during a login to a host."""
 
-    seconds: float  # its duration
+    seconds: float  # duration of the login
     clock: float  # seconds by which the host's clock is ahead, +/- half of ``seconds``
-    text: str  # output of the login itself
+    text: str  # text that the login itself printed
 
 
 class Trained(TypedDict):
-    """A short training run on some hosts: ms of a step, and of its measured parts."""
+    """A short training run on some hosts: duration of a step and of its parts, in ms."""
 
     hosts: int
     step_ms: float
@@ -42,14 +42,15 @@ class Trained(TypedDict):
 class Scaling(TypedDict):
     """Measurements of scaling, and conclusions from them."""
 
-    all_reduce_ms: dict[str, float]  # of a sum over all hosts, by millions of bytes
-    latency_ms: float  # of a step of a ring
-    rate_mb: float  # of the ring, in millions of bytes per second
+    all_reduce_ms: dict[str, float]  # time of a sum over all hosts, by its millions of bytes
+    latency_ms: float  # latency of one step of the ring
+    rate_mb: float  # rate of the ring, in millions of bytes per second
     model: str  # the network of the short training runs
-    parameters: int  # of that network
-    batch: int  # per host
-    trained: list[Trained]  # by number of hosts
-    #: Of all hosts together, by parameters of the network, with the same batch and compute time.
+    parameters: int  # number of parameters of that network
+    batch: int  # examples per host
+    trained: list[Trained]  # in the order of the number of hosts
+    #: Efficiency of all hosts together, by the number of parameters of a network that has the same
+    #: batch and compute time.
     efficiency: dict[str, float]
     advice: list[str]  # possible improvements
 
@@ -65,7 +66,7 @@ class Examined(TypedDict):
     unreachable: dict[str, str]  # why the login to a host failed
     remedies: dict[str, str]  # for unreachable hosts
     failed: dict[str, str]  # why a host was not examined, or measured no paths
-    addresses: dict[str, str]  # of a host for the others
+    addresses: dict[str, str]  # the address at which the other hosts reach a host
     trains: list[str]  # the training hosts
     findings: list[Finding]
     scaling: Scaling | None  # None if not requested, or if a problem prevented it

@@ -1,4 +1,4 @@
-"""Collects facts from the hosts, and lets them measure the paths between them."""
+"""Collects facts from the hosts, and makes them measure the paths between each other."""
 
 from __future__ import annotations
 
@@ -62,7 +62,10 @@ def addresses(play: connections.Play, args: connections.Args) -> dict[str, objec
 
 
 def doctor(play: connections.Play, args: connections.Args) -> dict[str, object]:
-    """Examine the hosts whose ``host_examine`` was registered, and return ``examined``."""
+    """Judge the hosts of the play from their results of ``host_examine``. Return ``examined``.
+
+    First log in to each host once more and, if requested, measure the paths between the hosts.
+    """
     parts = [part for part in PARTS if part in args["parts"]]
     checkups: dict[str, Checkup] = {}
     unreachable: dict[str, str] = {}
@@ -115,7 +118,7 @@ def _reached(play: connections.Play, host: str) -> connections.Args:
 
 
 def _log_in(play: connections.Play, hosts: Sequence[str]) -> dict[str, Login]:
-    """Log in once to each host and read its clock. Hosts that fail are left out."""
+    """Log in once to each host and read its clock. Hosts whose login fails are left out."""
 
     def one(host: str) -> Login:
         began, at = time.monotonic(), time.time()
@@ -128,9 +131,9 @@ def _log_in(play: connections.Play, hosts: Sequence[str]) -> dict[str, Login]:
 
 
 def _measure(play: connections.Play, examined: Examined, quick: bool) -> list[str]:
-    """Let the hosts measure the paths between them on free ports. Return warnings."""
+    """Make the hosts measure the paths between each other on free ports. Return warnings."""
     checkups, token = examined["checkups"], secrets.token_hex(16)
-    # Inventory hosts of one machine may share a port, such as an evaluator, which never listens.
+    # Inventory hosts of one machine may share a port, because an evaluator never listens.
     listeners = {(c["machine"], c["spare_port"]): host for host, c in reversed(checkups.items())}
     hosts = [host for host in checkups if host in listeners.values()]
     places = {host: (examined["addresses"][host], checkups[host]["spare_port"]) for host in hosts}

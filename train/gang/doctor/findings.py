@@ -26,14 +26,16 @@ MIN_SHM, MIN_FREE, MIN_NOFILE = 256, 1024, 4096
 MIN_MEMORY = 2048
 MAX_RTT_MS = 20.0
 MAX_RESENT = 0.005
-#: Mbit/s below which any path is slow, and the parts of the others' speed that count as slow.
+#: Mbit/s below which any path is slow, and the fractions of the usual speed below which a path or a
+#: host is slow.
 MIN_RATE, SLOW_PATH, SLOW = 100.0, 0.2, 0.5
-#: The share of a transfer spent waiting for a core above which its rate is not meaningful.
+#: If a transfer spent more than this share of its time waiting for a core, its rate means nothing.
 MAX_WAITED = 0.3
-#: Cores that other processes may use: this number, or this part of all.
+#: Cores that other processes may use: this number, or this fraction of all cores.
 BUSY, BUSY_PART = 0.5, 0.1
 MAX_STEAL = 0.2
-#: Bits of a TCP segment. A rate below this part of what losses allow has another cause.
+#: Bits of a TCP segment. Losses allow a certain rate. A rate below this fraction of it has another
+#: cause.
 _SEGMENT, _LOSS_PART = 11_584, 0.1
 #: The oldest driver for each CUDA; see NVIDIA's "CUDA Compatibility".
 _DRIVERS = {11: "450.80", 12: "525.60", 13: "580.65"}
@@ -101,7 +103,7 @@ def _setup(host: str, tags: str, **more: str) -> str:
 def merged(found: Iterable[Finding]) -> list[Finding]:
     """Merge findings that differ only in their hosts.
 
-    The remedy is that of the first host, with all hosts after ``--limit``.
+    The remedy is that of the first host, but ``--limit`` in it names all hosts.
     """
     groups: dict[tuple[str, ...], list[Finding]] = {}
     for one in found:
@@ -124,7 +126,8 @@ def _joined(group: list[Finding]) -> Finding:
 def _explaining(checkup: Checkup, faults: Iterable[HostFault]) -> list[HostFault]:
     """Return the faults that explain why a host has no working TensorFlow.
 
-    Without TensorFlow these are all faults. With TensorFlow, only its location can be a fault.
+    If TensorFlow works, return none. If it is installed but does not work, only its location can be
+    a fault. If it is not installed, return all faults.
     """
     if "gflops" in checkup["imported"]:
         return []
@@ -147,7 +150,7 @@ def _environment(host: str, checkup: Checkup) -> Found:
 
 
 def _tensorflow(checkup: Checkup) -> str:
-    """Return the version of TensorFlow, or an empty text if there is none or it is unknown."""
+    """Return the version of TensorFlow, or an empty string if it is missing or unknown."""
     return checkup["packages"].get("tensorflow") or checkup["imported"].get("version", "")
 
 
@@ -305,7 +308,7 @@ def _gpu(host: str, gpu: Mapping[str, str]) -> Found:
 
 
 def _driver(host: str, checkup: Checkup) -> Found:
-    """Yield findings about a driver too old for TensorFlow's CUDA, or about unseen GPUs."""
+    """Yield a finding if the driver is too old for TensorFlow's CUDA or TensorFlow finds no GPU."""
     runtime = re.search(r"nvidia_cuda_runtime_cu([0-9]+)", " ".join(checkup["packages"]))
     cuda = checkup["imported"].get("cuda") or (runtime.group(1) if runtime else "")
     major = re.match(r"[0-9]+", cuda)
@@ -366,10 +369,10 @@ _Problems = Mapping[_Pair, Finding]
 
 
 def _paths(examined: Examined) -> Found:
-    """Yield problems of paths, each cause once.
+    """Yield the problems of paths. Each cause is reported once.
 
-    A problem of all paths of a host is reported for the host. A consequence of another problem of
-    the same path is not reported.
+    A problem that all paths of a host share is reported for the host. A problem that results from
+    another problem of the same path is not reported.
     """
     unresolved, loopback, known = _names(examined)
     yield from _gather(unresolved, known)
@@ -413,10 +416,10 @@ def _paths(examined: Examined) -> Found:
 
 
 def _gather(problems: _Problems, known: Iterable[_Pair]) -> Found:
-    """Yield a problem that many paths share as one finding.
+    """Yield findings about the paths with a problem, and merge those that are about one host.
 
-    The finding is about all paths, or about a host with the problem on all paths to it, from it, or
-    both. ``known`` are the paths on which the problem was checked.
+    A merged finding is about all paths, or about a host with the problem on all paths to it, from
+    it, or both. ``known`` are the paths on which the problem was checked.
     """
     known, left = set(known), dict(problems)
     hosts = sorted({host for pair in known for host in pair})
@@ -448,9 +451,9 @@ def _gather(problems: _Problems, known: Iterable[_Pair]) -> Found:
 
 
 def _names(examined: Examined) -> tuple[_Problems, _Problems, set[_Pair]]:
-    """Return the problems of addresses: unresolved ones, and those that lead to the host itself.
+    """Return unresolved addresses, addresses that lead to the host itself, and all checked ones.
 
-    Also return which addresses were checked. All are given by host and intended target.
+    Each is identified by the host that uses the address and the host that it is meant to reach.
     """
     checkups = examined["checkups"]
     unresolved, loopback, checked = {}, {}, set()
@@ -485,7 +488,7 @@ def _names(examined: Examined) -> tuple[_Problems, _Problems, set[_Pair]]:
 
 
 def _unreached(links: Mapping[_Pair, Link], examined: Examined) -> tuple[_Problems, _Problems]:
-    """Return paths that lead to another host, and blocked ones."""
+    """Return the problems of paths that lead to the wrong host, and those of blocked paths."""
     elsewhere, blocked = {}, {}
     for (host, peer), link in links.items():
         out, checkup = link.get("out"), examined["checkups"][peer]
@@ -522,7 +525,7 @@ def _hole(host: str, peer: str, examined: Examined) -> Finding:
 
 
 def _loses(pair: _Pair, links: Mapping[_Pair, Link]) -> bool:
-    """Return whether packets are lost for another reason than a slow, congested path."""
+    """Return whether packets are lost for a reason other than congestion of a slow path."""
     part, rate = links[pair].get("resent", 0.0), links[pair]["sent_mbit"]
     if part <= MAX_RESENT:
         return False
@@ -540,7 +543,7 @@ def _lossy(host: str, peer: str, part: float, rate: float) -> Finding:
 
 
 def _either(name: str, pair: _Pair, links: Mapping[_Pair, Mapping[str, Any]]) -> float:
-    """Return the larger measurement of a path and its reverse, or 0 without any."""
+    """Return the larger measurement ``name`` of a path and its reverse, or 0 if there is none."""
     return max(float(links[one].get(name, 0)) for one in (pair, pair[::-1]) if one in links)
 
 
@@ -572,7 +575,7 @@ def _slow(host: str, peer: str, rate: float, usual: float, examined: Examined) -
 
 
 def _other_interface(host: str, examined: Examined) -> str:
-    """Return a remedy if a host has another interface than that of its address."""
+    """Return advice to use another network interface of a host, or an empty string without one."""
     checkup = examined["checkups"][host]
     there = checkup["resolved"].get(examined["addresses"][host], [])
     used = {n for n, face in checkup["interfaces"].items() if {*there} & {*face["addresses"]}}
@@ -664,7 +667,8 @@ _PROPERTIES: tuple[tuple[str, Callable[[Checkup], Any], str, str], ...] = (
         suggest("setup", tags="nvidia_driver"),
     ),
 )
-# On a healthy but busy host, a loop of milliseconds ran at a third of the others' speed.
+# On a healthy but busy host, a loop of some milliseconds ran at a third of the others' speed, so a
+# slow loop is only reported for information.
 _SPEEDS: tuple[tuple[str, Callable[[Checkup], float], str], ...] = (
     ("plain loop", lambda c: c["loops"], INFO),
     ("matrix product", lambda c: c["imported"].get("gflops", 0.0), WARNING),

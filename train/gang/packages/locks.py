@@ -29,7 +29,8 @@ from train.gang.packages import uv, wheels
 from train.gang.packages.requested import Line, Requested
 from train.gang.scratch import Scratch
 
-#: Distributions that contain the package ``tensorflow``. The locked one satisfies all of them.
+#: Distributions that contain the package ``tensorflow``. Requests for any of them are satisfied by
+#: the locked one.
 TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tensorflow-intel", "tf-nightly")
 WAYS_OUT = (
     "Change or remove that requirement; lock TensorFlow with other versions "
@@ -42,7 +43,8 @@ WAYS_OUT = (
 class Lock:
     """A folder with a lock from uv, without the packages of TensorFlow's environment.
 
-    It also contains the lock as lines with the hashes of wheels, and the wheels that no index has.
+    The folder also contains the lock as lines of requirements with the hashes of wheels, and any
+    wheels to send to the hosts.
     """
 
     folder: Path
@@ -65,7 +67,7 @@ class Lock:
 
 @dataclass(frozen=True)
 class Pin:
-    """A locked package, with a marker for the Pythons to which its version applies."""
+    """A locked package. If there is a marker, the version applies only to matching Pythons."""
 
     name: str
     version: str
@@ -96,14 +98,17 @@ def make(
     *,
     send_all: bool = False,
 ) -> Lock:
-    """Return the lock of a script's requirements. Raise UserError with all contradictions.
+    """Return the lock of a script's requirements.
+
+    Raise UserError if they contradict TensorFlow's lock, cannot be resolved, or lack a wheel.
 
     Args:
         bases: the hosts' locks of TensorFlow, one for each variant.
         pythons: host names by Python version, such as ``3.11``.
         cache: the folder for cached locks.
-        send_all: whether to download all wheels here and send them to the hosts. This also happens
-            if the file sets indexes, which hosts may not know, or if a package has no wheel.
+        send_all: whether to download all wheels to the control node and send them to the hosts.
+            This also happens if the file sets indexes, which hosts may not know, or if a package
+            has no wheel.
     """
     base_texts = [base.read_text(encoding="utf-8") for base in bases]
     locked = [pin for text in base_texts for pin in pins(text)]
@@ -140,7 +145,7 @@ def _name(line: Line) -> str:
 
 
 def _is_lacking(line: Line, locked: Sequence[Pin]) -> bool:
-    """Return whether a line requires more than TensorFlow's environment has."""
+    """Return whether a line requests a package or extra that TensorFlow's environment may lack."""
     if _name(line) in TENSORFLOWS:
         return False
     return bool(line.requirement.extras) or _name(line) not in {pin.name for pin in locked}
@@ -186,7 +191,7 @@ def _resolve(
     oldest: str,
     output: Path,
 ) -> None:
-    """Write the lock for the lines in ``wanted``."""
+    """Write the lock for the lines in ``wanted`` to ``output``."""
     constraints = [line for line in requested.lines if line.is_constraint]
     with Scratch("lock") as folder:
         mine = _write(folder / "constraints.txt", map(_text, constraints))

@@ -1,4 +1,4 @@
-"""Maps modules to packages that have another name."""
+"""Maps modules to packages, whose names may differ."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OF_MODULE = {
 
 
 def package_of(module: str, requested: Requested | None = None) -> str:
-    """Return the package of a module, by its name in the requirements or else its usual name."""
+    """Return the package of a module, named as in the requirements or else by its usual name."""
     names = _OF_MODULE.get(module, (canonicalize_name(module),))
     for line in requested.packages if requested else ():
         if canonicalize_name(line.requirement.name) in names:

@@ -22,7 +22,7 @@ NEXT_TO_SCRIPT = "auto"
 NAMES = ("requirements.txt", "pyproject.toml")
 #: Maximum size of a requirements file, in bytes.
 LARGEST = 1 << 20
-#: Options in a line that set where packages come from.
+#: Options in a requirements file that set where packages come from.
 INDEXES = ("--index-url", "-i", "--extra-index-url", "--find-links", "-f", "--no-index")
 _NESTED = ("-r", "--requirement", "-c", "--constraint")
 _WITHOUT_EFFECT = ("--pre", "--prefer-binary", "--only-binary", "--no-binary", "--require-hashes")
@@ -58,7 +58,7 @@ def find(value: str, script_folder: Path) -> Path:
 
     Args:
         value: a path on the control node, or NEXT_TO_SCRIPT.
-        script_folder: the staged folder.
+        script_folder: the folder of the script.
     """
     if value != NEXT_TO_SCRIPT:
         path = Path(value).expanduser().resolve()
@@ -90,7 +90,10 @@ def next_to(script_folder: Path) -> Path | None:
 
 
 def read(path: Path) -> Requested:
-    """Return the requirements in a file. Raise UserError with the lines that are not supported."""
+    """Return the requirements in a file.
+
+    Raise UserError if the file requests no packages, or contains lines that are not supported.
+    """
     lines: list[Line] = []
     indexes: list[str] = []
     problems: list[str] = []
@@ -170,7 +173,7 @@ def _text(path: Path) -> str:
 def _of_requirements(
     path: Path, *, is_constraint: bool, seen: tuple[Path, ...]
 ) -> Iterator[tuple[str, str, bool]]:
-    """Yield place and text of each line, including those of nested files."""
+    """Yield each line's place, text and whether it is a constraint, including nested files."""
     path = path.resolve()
     if path in seen:
         raise UserError(f"{path} includes itself (-r): remove that line")
@@ -210,7 +213,7 @@ def _project(path: Path) -> dict[str, object]:
 
 
 def _of_project(path: Path) -> Iterator[tuple[str, str, bool]]:
-    """Yield place and text of each dependency of a project."""
+    """Yield the place and the text of each dependency of a project. None is a constraint."""
     project = _project(path)
     dependencies = project.get("dependencies")
     if not isinstance(dependencies, list):

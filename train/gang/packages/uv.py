@@ -1,6 +1,6 @@
 """Runs uv to resolve requirements (https://docs.astral.sh/uv), and explains its errors.
 
-If the user has configured an index for pip but not for uv, uv uses pip's.
+If the user has configured a package index for pip but not for uv, uv uses the one for pip.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from train.gang.errors import UserError
 
 #: Time limit of a resolution, in seconds.
 _LIMIT_S = 600.0
-#: Errors of uv if it cannot reach an index.
+#: Errors that uv prints if it cannot reach an index.
 _NO_NETWORK = re.compile(
     r"dns error|failed to lookup|Failed to fetch|error sending request|Connection refused|"
     r"timed out|Network connectivity is disabled",
@@ -37,7 +37,7 @@ class ResolutionError(UserError):
 
 
 def compile_lock(arguments: Sequence[str]) -> None:
-    """Run ``uv pip compile``.
+    """Run ``uv pip compile`` with ``arguments``.
 
     Raise ResolutionError if there is no solution, UserError if uv cannot run or reach an index.
     """
@@ -102,7 +102,7 @@ def without_passwords(text: str) -> str:
 
 
 def last_lines(errors: str, most: int = 10) -> str:
-    """Return the last lines of a program's standard error."""
+    """Return at most ``most`` last lines of a program's standard error, without passwords."""
     lines = [line for line in without_passwords(errors).splitlines() if line.strip()]
     return "\n".join(lines[-most:])
 

@@ -1,6 +1,6 @@
 """Finds a wheel for each locked package and each Python of the hosts, and builds missing ones.
 
-Pure Python packages can be built without a compiler.
+Only pure Python packages are built, because they need no compiler.
 """
 
 from __future__ import annotations
@@ -94,12 +94,12 @@ def _has_wheel(package: Package, tags: Collection[Tag]) -> bool:
 
 
 def build(packages: Sequence[Package], folder: Path, indexes: Sequence[str]) -> None:
-    """Build a wheel of each package from its locked source.
+    """Build a wheel of each package from its locked source, in ``folder``.
 
     Raise UserError if a package cannot be built, or its wheel does not fit every host.
 
     Args:
-        indexes: options that set the sources' index.
+        indexes: options of pip that set the package index of the sources.
     """
     for package in packages:
         assert package.sdist is not None
@@ -140,7 +140,7 @@ def download(lock: Pylock, pythons: Collection[str], folder: Path, indexes: Sequ
 
 
 def _pip(command: Sequence[str], lines: Sequence[str]) -> str:
-    """Run pip with lines of requirements. Return an error message or an empty text."""
+    """Run pip with lines of requirements. Return an error message or an empty string."""
     options = ["--quiet", "--no-input", "--disable-pip-version-check", "--no-deps"]
     options += ["--require-hashes", "--requirement", "/dev/stdin"]
     try:

@@ -14,7 +14,11 @@ from train.host import json_files
 
 
 def choose_hosts(play: connections.Play, args: Args) -> dict[str, object]:
-    """Choose the hosts of an attempt from the results of ``host_check``, and warn about others."""
+    """Choose the hosts of an attempt from the results of ``host_check``.
+
+    ``warnings`` are about excluded hosts, and about machines with several names. Raise UserError if
+    the remaining hosts are not enough, NothingAnsweredError if no host answered.
+    """
     groups = {kind: list(hosts) for kind, hosts in args["groups"].items()}
     first, earlier = int(args["attempt"]) == 1, []
     names = [host for members in groups.values() for host in members]
@@ -39,7 +43,7 @@ def choose_hosts(play: connections.Play, args: Args) -> dict[str, object]:
 
 
 def _known_manifest(play: connections.Play, checks: Mapping[str, Returned], args: Args) -> Manifest:
-    """Return the manifest of the previous attempt, stored with the host names of this play."""
+    """Return the previous attempt's manifest with the host names of this play, and store it."""
     runs_dir = Path(args["runs_dir"]).expanduser()
     manifest = run_folders.read_manifest(args["job"], runs_dir)
     reported = {host: check.get("ranks") or () for host, check in checks.items()}
@@ -50,7 +54,7 @@ def _known_manifest(play: connections.Play, checks: Mapping[str, Returned], args
 
 
 def _left_out(reasons: Mapping[str, str]) -> list[str]:
-    """Return a warning for each reason to leave hosts out."""
+    """Return a warning for each reason for which hosts are excluded."""
     return [
         f"{login_failures.names_of(names)} {'is' if len(names) == 1 else 'are'} excluded: {why}"
         for why, names in placement.by_reason(reasons).items()

@@ -35,13 +35,13 @@ class _Device:
 
 
 def share(ranks: Sequence[PlannedRank], hosts: FactsByHost) -> None:
-    """Plan the GPUs of each of ``ranks`` as values for ``CUDA_VISIBLE_DEVICES``.
+    """Set ``gpus`` of each of ``ranks`` to its values for ``CUDA_VISIBLE_DEVICES``.
 
     GPUs that a rank lists are reserved for it. The machine's other GPUs are divided among its
     training ranks with ``auto``, in rank order: equal shares of adjacent GPUs. A remainder stays
-    unused, because all ranks of a job train with the same number. GPUs that others use are left
-    out, unless too few remain and the job can wait for them. Raise UserError if a GPU does not
-    exist, is in use or is listed for two ranks, or if there are too few for ``auto``.
+    unused, so that all these ranks train with the same number. GPUs that other processes or jobs
+    use are left out, unless too few remain and the job can wait for them. Raise UserError if a GPU
+    does not exist, is in use or is listed for two ranks, or if there are too few for ``auto``.
     """
     machines: dict[str, list[PlannedRank]] = {}
     for rank in ranks:
@@ -80,7 +80,11 @@ def _share_machine(members: Sequence[PlannedRank], hosts: FactsByHost) -> None:
 
 
 def _free(waiting: Sequence[str], machine: HostFacts, used: Set[int]) -> list[int]:
-    """Return GPU indices for the hosts ``waiting``, except the GPUs in ``used`` (listed ones)."""
+    """Return the indices of the GPUs to divide among the hosts ``waiting``.
+
+    GPUs in ``used`` are excluded, because other ranks list them. Raise UserError if there are too
+    few.
+    """
     wholes = [_Device(gpu["index"], gpu["uuid"], True) for gpu in machine["gpus"]]
     busy = {device: _busy(device, machine) for device in wholes if device.gpu not in used}
     unused = [device.gpu for device, why_busy in busy.items() if not why_busy]
@@ -121,7 +125,7 @@ def _busy(device: _Device, machine: HostFacts) -> list[BusyGpu]:
 
 
 def _named(host: str, wanted: Any, gpus: Sequence[Gpu]) -> list[_Device]:
-    """Return the devices in a list of ``train_job_gpus``."""
+    """Return the devices that ``train_job_gpus`` of a host lists. Raise UserError if invalid."""
     if not isinstance(wanted, list) or any(
         isinstance(name, bool) or not isinstance(name, int | str) for name in wanted
     ):

@@ -16,9 +16,9 @@ SPARE = "spare"
 class Placement(TypedDict):
     """The inventory hosts of one attempt."""
 
-    groups: dict[str, list[str]]  # of each task type, in the order of their indices
+    groups: dict[str, list[str]]  # hosts of each task type, in the order of their indices
     hosts: list[str]  # all participating hosts, chief first
-    left_out: dict[str, str]  # reasons by missing host, without spares
+    left_out: dict[str, str]  # why a host is missing, by host; spare hosts are omitted
 
 
 def choose(
@@ -28,12 +28,12 @@ def choose(
     least: int = 0,
     earlier: Sequence[str] = (),
 ) -> Placement:
-    """Return the hosts of an attempt. A spare host replaces a missing one.
+    """Return the hosts of an attempt. Spare hosts replace missing ones.
 
-    Without a spare, the job gets smaller if ``least`` allows that. Otherwise UserError is raised.
-    The remaining hosts move up, so that indices have no gaps, and the first worker becomes the
-    chief if the inventory has a chief. The number of parameter servers cannot shrink. A missing
-    evaluator is left out if the job may shrink.
+    If there are not enough spare hosts, the job gets smaller if ``least`` allows that. Otherwise
+    UserError is raised. The remaining hosts move up, so that indices have no gaps. If the chief is
+    missing, the first worker becomes the chief. The number of parameter servers cannot shrink. A
+    missing evaluator is left out if the job may shrink.
 
     Args:
         groups: the inventory hosts of each task type, and of ``spare``.
@@ -45,7 +45,7 @@ def choose(
     known = {kind: list(groups.get(kind, ())) for kind in (*records.TASK_TYPES, SPARE)}
     there = {kind: [host for host in hosts if host not in missing] for kind, hosts in known.items()}
     wanted = known["chief"] + known["worker"]
-    # A spare from the previous attempt has its files. Original hosts come before new spares.
+    # A spare host of the previous attempt has its files. Original hosts come before new spare ones.
     kept = [host for host in earlier if host in wanted or host in there[SPARE]]
     order = list(dict.fromkeys([*kept, *wanted, *there[SPARE]]))
     free = sorted(there[SPARE], key=lambda host: host not in kept)
@@ -85,7 +85,7 @@ def choose(
 
 
 def by_reason(reasons: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the hosts for each reason, in their order."""
+    """Return the hosts for each reason. The order of the hosts and reasons is kept."""
     hosts: dict[str, list[str]] = {}
     for host, why in reasons.items():
         hosts.setdefault(why, []).append(host)
@@ -93,9 +93,13 @@ def by_reason(reasons: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def aliases(machines: Mapping[str, str], reached: Mapping[str, str]) -> list[str]:
-    """Return warnings about machines with several names in the inventory.
+    """Return warnings about machines that inventory hosts reach at different addresses.
 
-    setup treats different connections (``reached``) as different machines.
+    playbooks/setup.yml treats them as several machines.
+
+    Args:
+        machines: id of the machine by host.
+        reached: address of the connection by host.
     """
     named: dict[str, dict[str, str]] = {}
     for host, machine in machines.items():

@@ -1,4 +1,4 @@
-"""Plans a job on the control node before it starts: its ranks, its folder, its manifest."""
+"""Plans the ranks of a job, and the folders of their checkpoints."""
 
 from __future__ import annotations
 
@@ -89,11 +89,11 @@ def _check_versions(hosts: FactsByHost) -> None:
 def keep_checkpoints(
     ranks: Sequence[PlannedRank], hosts: FactsByHost, results_dirs: Mapping[str, str], copy: bool
 ) -> None:
-    """Plan the checkpoint folder of each rank's host, and which rank keeps a ``copy``.
+    """Set the checkpoint folder of each rank and, with ``copy``, the rank that keeps a copy.
 
-    A folder is named after the host's task in its first attempt (``results_dirs``). The copy is
-    kept by the first worker that is not on the chief's machine. If that machine is lost, this
-    worker becomes the chief.
+    A folder is named after the first task that its host had in the job (``results_dirs``). The copy
+    is kept by the first training rank that is not on the chief's machine. If the chief's machine is
+    lost, this rank becomes the chief.
     """
     chief = hosts[ranks[0]["host"]]["machine"]
     for rank in ranks:

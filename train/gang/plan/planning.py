@@ -41,9 +41,11 @@ from train.host.preflight import INSTALL
 def check_variables(play: connections.Play, args: Args) -> dict[str, object]:
     """Check the variables of all hosts. Raise UserError with all problems.
 
-    Return the ``arguments`` of the script and the names in its environment for each host, the names
-    for the job and those that differ between ranks, the ``modules`` that the script imports from
-    packages, and ``beside`` (see connections.Play.neighbours).
+    Returns:
+        ``ranks``, the script's ``arguments`` and ``environment_names`` by host;
+        ``environment_names``, the names in the environments of all ranks;
+        ``environment_differs``, the names whose values differ between ranks; ``modules``, those
+        that the script imports from packages; and ``beside`` (see connections.Play.neighbours).
     """
     names = set(job_variables.options()[0]) - {"train_job_groups", job_variables.ENVIRONMENT}
     members = {h: kind for kind, hosts in args["groups"].items() for h in hosts if h in play.hosts}
@@ -65,9 +67,9 @@ def check_variables(play: connections.Play, args: Args) -> dict[str, object]:
 
 
 def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
-    """Plan the job, pack the code and write the manifest.
+    """Plan an attempt, pack the code and write the manifest. In check mode, write nothing.
 
-    Raise UserError or OSError before anything is started.
+    Raise UserError or OSError if the attempt cannot start.
     """
     groups = {kind: list(hosts) for kind, hosts in args["placement"]["groups"].items()}
     names = list(args["placement"]["hosts"])
@@ -163,7 +165,7 @@ def _require_tensorflow(
 
 
 def _git_state(folder: Path) -> dict[str, str | bool] | None:
-    """Return ``commit`` and ``clean`` of the git work tree around ``folder``, or None."""
+    """Return ``commit`` and ``clean`` of the git work tree that contains ``folder``, or None."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(folder), *arguments]
@@ -183,7 +185,8 @@ def _first_manifest(
 ) -> Manifest:
     """Return the fields that all attempts share, except the job's id and ``code_sha256``.
 
-    The arguments are those of the host ``first``. Other hosts are listed if theirs differ.
+    ``arguments`` are those of the host ``first``. Hosts with other arguments are in
+    ``rank_arguments``.
     """
     by_host = {host: list(rank["arguments"]) for host, rank in args["variables"]["ranks"].items()}
     manifest: Manifest = {
@@ -206,7 +209,10 @@ def _first_manifest(
 def _with_attempt(
     manifest: Manifest, args: Args, ranks: list[PlannedRank], hosts: planned_ranks.FactsByHost
 ) -> Manifest:
-    """Return ``manifest`` with the data to run the job again and to follow it from elsewhere."""
+    """Return ``manifest`` with the data of this attempt, including its ``ranks`` and ``hosts``.
+
+    With it, another control node can follow the job or start its next attempt.
+    """
     versions = {facts["tensorflow"] for facts in hosts.values()}
     planned: Attempt = {
         "attempt": int(args["attempt"]),
@@ -229,7 +235,7 @@ def _with_attempt(
 
 
 def _unused_gpus(hosts: planned_ranks.FactsByHost) -> list[str]:
-    """Warn about machines whose GPUs the job is set not to use."""
+    """Return a warning about hosts with GPUs that the job is set not to use."""
     unused = [
         host
         for host, facts in hosts.items()
@@ -243,7 +249,7 @@ def _unused_gpus(hosts: planned_ranks.FactsByHost) -> list[str]:
 
 
 def _notify_start(play: connections.Play, manifest: Manifest, run_dir: Path) -> list[str]:
-    """Send a notification that the job starts, without waiting for it."""
+    """Send a notification that the job starts, without waiting for its delivery. Return errors."""
     event, message, attempt = "start", "", manifest["attempt"]
     if attempt > 1:
         before = read_result(run_dir / rank_files.ATTEMPTS_DIR / str(attempt - 1))

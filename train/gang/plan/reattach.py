@@ -1,8 +1,8 @@
 """Assembles a job's description from its hosts, for a control node that may have no data about it.
 
-The description includes the code that ranks run, so a single host must not be able to change it. It
-is trusted if it comes from the control node that started the job, or if all hosts agree. Facts
-about a host that did not answer come from the other hosts' descriptions.
+The description identifies the code that ranks run, so a single host must not be able to change it.
+It is trusted if it comes from the control node that started the job, or if all hosts agree. Facts
+about a host that did not answer come from this control node, or are defaults.
 """
 
 from __future__ import annotations
@@ -79,11 +79,11 @@ def check(value: object, job: str, inventory: Inventory) -> Manifest:
 def choose(
     kept: Mapping[str, object], local: Manifest | None, job: str, inventory: Inventory
 ) -> tuple[Manifest | None, list[str]]:
-    """Return the manifest to trust, and warnings about hosts with a different one.
+    """Return the manifest to trust, and warnings about hosts whose manifests are ignored.
 
-    Choose the newest attempt that this control node has written, or that two hosts or all of its
-    hosts report alike. If there is none, choose the newest. For an attempt planned here, use the
-    local manifest.
+    Choose the newest attempt that this control node has written, or that two hosts or all hosts of
+    the attempt report identically. If there is no such attempt, choose the newest one. If this
+    control node has planned the chosen attempt, return its local manifest.
 
     Args:
         kept: each inventory host's manifest, unchecked.
@@ -134,7 +134,7 @@ def _constant(manifest: Manifest) -> dict[str, object]:
 
 
 def _claim(manifest: Manifest) -> tuple[int, str]:
-    """Return a manifest's attempt, and an id of the control node's plan."""
+    """Return the number of a manifest's attempt, and the id of the plan for it."""
     return manifest["attempt"], manifest["attempts"][-1]["claim"]
 
 
@@ -203,7 +203,7 @@ def find(play: connections.Play, args: connections.Args) -> dict[str, object]:
 
 
 def _ranks_in(state: Mapping[str, Any]) -> list[Any]:
-    """Return the ranks in a host's result of ``state``, None for no rank."""
+    """Return the ranks that a host returned from the call ``state``; None for a missing rank."""
     return [state.get("rank"), *(seen.get("rank") for seen in state.get("more") or ())]
 
 
@@ -214,9 +214,10 @@ def _rank(
     facts: Mapping[str, HostFacts],
     root: str,
 ) -> FoundRank:
-    """Return a rank as ``stage`` does, from the ``state`` that its host registered.
+    """Return a rank in the form that ``stage`` returns, from the ``state`` of its host.
 
-    Otherwise use this control node's facts about the host. Other hosts' reports do not count.
+    If the host did not report the rank, use ``facts`` of this control node about the host, or
+    defaults. Reports of other hosts do not count.
     """
     about = (manifest["job"], manifest["attempt"], planned["task"])
     reported: list[RankInfo] = [reports.rank(report) for report in _ranks_in(state) if report]
@@ -246,8 +247,12 @@ def fetch_archive(
 ) -> list[str]:
     """Fetch the code archive from the job's folder on the first host that has it unchanged.
 
-    Its files have at most ``limit`` bytes. Only another attempt needs it, so an error does not end
-    the watch. Return warnings: why there is no archive, by host.
+    Its files may have at most ``limit`` bytes in total. Only another attempt needs the archive, so
+    an error does not end the watch. If no host has it, return warnings with the reason for each
+    host.
+
+    Args:
+        folders: the job's folder by host.
     """
     warnings = []
     for host, folder in folders.items():

@@ -28,7 +28,7 @@ class Inventory(NamedTuple):
 def inventory_of(
     play: connections.Play, names: Sequence[str], reported: Mapping[str, Sequence[Any]]
 ) -> Inventory:
-    """Return the hosts of a play and the ranks that they ``reported`` (None for no rank).
+    """Return the hosts of a play with the ranks that they ``reported``; None for a missing rank.
 
     Raise ReportError if a report is malformed.
     """
@@ -82,7 +82,11 @@ def _keyed(by_host: Mapping[str, _Value], new: Mapping[str, str]) -> dict[str, _
 def _name_of(
     manifest: Manifest, rank: PlannedRank, inventory: Inventory, taken: Sequence[str]
 ) -> str:
-    """Return the inventory host of a rank."""
+    """Return the host of a rank by its name in the inventory, or by its old name if not found.
+
+    Raise UserError if several hosts report the rank. Of several hosts at the rank's address that do
+    not report ranks, prefer one that is not in ``taken``.
+    """
     host, about = rank["host"], (manifest["job"], rank["task"], manifest["attempt"])
     reporting = {
         name: (reported["place"], reported["rank_dir"])
@@ -95,7 +99,7 @@ def _name_of(
     facts: Any = manifest.get("hosts", {}).get(host, {})
     address = facts.get("address")
     if reporting:
-        # A host is not trusted about a rank at another host's address.
+        # Hosts at the rank's address are trusted first, so that another host cannot claim the rank.
         there = {name: key for name, key in reporting.items() if _is_at(address, name, inventory)}
         reporting = there or reporting
         if len(set(reporting.values())) > 1:

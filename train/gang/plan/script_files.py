@@ -21,7 +21,7 @@ from train.host import processes, rank_files
 
 WORKER = PACKAGE / "worker.py"
 IGNORE_FILE = ".trainignore"
-#: Patterns to leave out of every staged folder.
+#: Patterns of files and folders that are never staged.
 IGNORED = (
     ".git",
     "__pycache__",
@@ -50,16 +50,16 @@ class Script(NamedTuple):
 
     @property
     def words(self) -> list[str]:
-        """The arguments with which Python runs it in the folder."""
+        """The arguments with which Python runs the script in its folder."""
         return ["-m", self.module] if self.module else [self.entry]
 
 
 def find_script(script: str, module: str = "") -> Script:
     """Return the script to run. Its whole folder is staged.
 
-    In a directory, run ``main.py``, ``__main__.py`` or the only Python file there; or, with
-    ``module`` (such as ``trainer.task``), that module of a package in the directory. Raise
-    UserError if there is no such script or module, or its folder is a home directory.
+    If ``script`` is a directory, run ``main.py``, ``__main__.py`` or the only Python file in it.
+    With ``module``, such as ``trainer.task``, run that module in the directory instead. Raise
+    UserError if there is no such script or module, or if its folder is a home directory or /tmp.
     """
     path = Path(script).expanduser().resolve()
     if module:
@@ -112,14 +112,15 @@ def _find_module(folder: Path, module: str) -> tuple[Path, str]:
 
 
 def _is_common(folder: Path) -> bool:
-    """Return whether a folder has many unrelated files: a home directory or above, or /tmp."""
+    """Return whether a folder contains unrelated files: a home directory, one above it, or /tmp."""
     return Path.home().is_relative_to(folder) or folder == Path("/tmp")
 
 
 def find_includes(include: str | Sequence[str]) -> list[Path]:
     """Return the files and folders to stage next to the script, as absolute paths.
 
-    Raise UserError if one does not exist or is a home directory, or two have the same base name.
+    Raise UserError if one of them does not exist or is a home directory or /tmp, or if two have the
+    same base name.
     """
     found: dict[str, Path] = {}
     for text in [include] if isinstance(include, str) else include:
@@ -147,7 +148,8 @@ def find_includes(include: str | Sequence[str]) -> list[Path]:
 def staged_files(folder: Path, extra: Sequence[str]) -> Iterator[tuple[Path, str]]:
     """Yield every file to stage and its path relative to ``folder``, in a stable order.
 
-    Names and paths are matched against ``extra``, ``.trainignore`` and the built-in patterns.
+    Files and folders are left out if their names or paths match a pattern in ``extra``,
+    ``.trainignore`` or IGNORED.
     """
     patterns = [*IGNORED, *extra]
     ignore = folder / IGNORE_FILE
@@ -174,11 +176,13 @@ def code_files(
 ) -> list[tuple[Path, str]]:
     """Return every file to copy to ``code/``, with its path there. Links are followed.
 
+    Raise UserError if the files are too large, or if an included name is already taken or has no
+    files.
+
     Args:
         include: files and folders to add under their base names.
         exclude: patterns to leave out, in addition to those in each folder's ``.trainignore``.
-        limit_mb: maximum total size in MiB, before compression. UserError names the largest parts.
-            It is also raised if an included name is taken or has no files.
+        limit_mb: maximum total size in MiB, before compression.
     """
     code = list(staged_files(folder, exclude))
     taken = {name.split("/")[0] for _, name in code}
@@ -220,7 +224,7 @@ def pack(code: Sequence[tuple[Path, str]], archive: Path) -> str:
 
 
 def check_archive(archive: Path, sha256: str) -> None:
-    """Raise UserError if this is not the job's archive: it may come from a host."""
+    """Raise UserError unless ``archive`` is the job's. It may have been fetched from a host."""
     if not archive.is_file():
         raise UserError(
             f"{archive}, which was sent to the hosts, does not exist: attach to the job"
@@ -241,12 +245,13 @@ def check_arguments(
     code: Path | Sequence[tuple[Path, str]],
     tf_configs: Mapping[str, Mapping[str, object]],
 ) -> None:
-    """Check the arguments of the project's own training program, here and without TensorFlow.
+    """Check the arguments of train/worker.py on the control node, without TensorFlow.
 
-    Files that options name are looked up in ``code``, an archive or the files for one. None of
-    their code is run. Raise UserError if an option is unknown or its value is wrong.
+    Raise UserError if an option is unknown or its value is wrong. Do nothing for other scripts.
 
     Args:
+        code: the code archive, or the files to pack. Files that options name are looked up in it.
+            None of its code is run.
         tf_configs: TF_CONFIG by inventory host, starting with the first rank's.
     """
     if Path(manifest["script"]) != WORKER:

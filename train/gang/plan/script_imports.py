@@ -16,10 +16,11 @@ def needs_tensorflow(entry: str, files: Mapping[str, Path]) -> bool:
 
 
 def packages(entry: str, files: Mapping[str, Path]) -> list[str]:
-    """Return the modules from packages that a script always imports on startup.
+    """Return the top-level modules from packages that a script always imports on startup.
 
-    These imports are at the top level of a file, not within ``try``, ``if`` or a function. Python's
-    own modules are excluded.
+    These imports are at the top level of a file, in ``with`` or in ``if __name__ == '__main__'``,
+    but not in ``try``, another ``if`` or a function. Python's own modules and the job's files are
+    excluded.
 
     Args:
         entry: the file that is run, by its name in ``files``.
@@ -49,7 +50,7 @@ def _module(name: str) -> str:
 
 
 def _parts(module: str) -> Iterator[str]:
-    """Yield ``a``, ``a.b`` and ``a.b.c``, because all of them are imported."""
+    """Yield ``a``, ``a.b`` and ``a.b.c`` for ``a.b.c``, because Python imports all of them."""
     words = module.split(".")
     for count in range(1, len(words) + 1):
         yield ".".join(words[:count])

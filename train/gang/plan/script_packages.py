@@ -1,4 +1,4 @@
-"""Locks the packages of a job's script for its hosts, and finds the hosts that lack them."""
+"""Locks the packages of a job's script, and finds the hosts that lack them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LOCKS = REPOSITORY / "roles/tensorflow/files"
 def script_modules(args: Args) -> list[str]:
     """Return the modules that the script imports from packages.
 
-    Return none if the script cannot be found: a later task reports that.
+    Return an empty list if the script cannot be found. A later task reports that.
     """
     try:
         script = script_files.find_script(args["script"], str(args["module"]))
@@ -47,8 +47,9 @@ def lock_packages(play: connections.Play, args: Args) -> dict[str, object]:
     Raise UserError if they contradict the hosts' packages.
 
     Returns:
-        ``packages``, job_records.Packages or None; ``installs``, for each inventory host that lacks
-        them the ``root`` and ``variant`` of TensorFlow's environment there; ``warnings``.
+        ``packages``, which is job_records.Packages or None; ``installs``, the ``root`` and
+        ``variant`` of TensorFlow's environment on each inventory host that lacks the packages;
+        ``warnings``.
     """
     names = list(args["hosts"])
     hosts = {
@@ -73,7 +74,7 @@ def lock_packages_of_machines(play: connections.Play, args: Args) -> dict[str, o
     `lock_packages` does.
 
     Returns:
-        ``packages`` and ``installs``, see `lock_packages`.
+        ``packages`` and ``installs``; see `lock_packages`.
     """
     environments = {}
     for name in args["machines"]:
@@ -88,7 +89,7 @@ def lock_packages_of_machines(play: connections.Play, args: Args) -> dict[str, o
 def _installs(
     environments: Mapping[str, TensorFlowEnvironment], packages: Packages
 ) -> dict[str, dict[str, str]]:
-    """Return the place to install the packages, for each host that lacks them."""
+    """Return, for each host that lacks ``packages``, the environment that they extend."""
     return {
         name: {"root": environment["root"], "variant": environment["variant"]}
         for name, environment in environments.items()
@@ -97,7 +98,7 @@ def _installs(
 
 
 def _environments(hosts: FactsByHost) -> dict[str, TensorFlowEnvironment]:
-    """Return the hosts' environments. Raise UserError if one cannot be extended with packages."""
+    """Return TensorFlow's environments by host. Raise UserError if setup.yml did not create one."""
     return {
         name: _environment(name, facts["python"], facts["environment"])
         for name, facts in hosts.items()
@@ -196,7 +197,7 @@ def keep(packages: Packages, run_dir: Path) -> None:
 
 
 def with_packages(hosts: Mapping[str, HostFacts], packages: Packages | None) -> FactsByHost:
-    """Return the hosts' facts, with the Python of the environment that has the packages."""
+    """Return the hosts' facts. ``python`` is that of the environment with ``packages``, if any."""
     if packages is None:
         return hosts
     environments = _environments(hosts)

@@ -1,6 +1,6 @@
-"""Sets the control node's files of an attempt aside when the next attempt is planned.
+"""Sets the control node's files about an attempt aside when the next attempt is planned.
 
-If the next attempt does not start, the manifest and the result of the last one are restored.
+If the next attempt does not start, these files are restored.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from train.gang.job_records import EVENTS_FILE, LOAD_DIR, MANIFEST_FILE, RESULT_FILE
 from train.host import rank_files
 
-#: Files that each attempt rewrites. A job's events cover all attempts.
+#: Files that each attempt rewrites. EVENTS_FILE is not one of them, because it covers all attempts.
 _OF_ATTEMPT = ("logs", "progress", LOAD_DIR, RESULT_FILE, "ansible.log")
 
 
@@ -21,7 +21,7 @@ def _folder_of(run_dir: Path, attempt: int) -> Path:
 
 
 def set_aside(run_dir: Path, attempt: int) -> None:
-    """Move an attempt's files here to ``attempts/<number>/``, with a copy of the manifest."""
+    """Move an attempt's files to ``attempts/<number>/`` in ``run_dir``, and copy the manifest."""
     folder = _folder_of(run_dir, attempt)
     folder.mkdir(parents=True, exist_ok=True)
     for name in _OF_ATTEMPT:

@@ -1,6 +1,7 @@
 """Checks the role's variables before anything starts.
 
-It checks their names, types and limits, and that values are equal where all hosts need the same.
+Names, types and limits are checked. A variable for the whole job must have the same value on all
+hosts.
 
 A message names the variable, its host, the file and line where it is set, the value and its type,
 the expected value, and the remedy. Values of the script's environment are never shown.
@@ -33,7 +34,8 @@ from train.gang.variables.typed_values import (
 
 ENVIRONMENT = "train_job_environment"
 ARGUMENTS = "train_job_args"
-#: The place of a role's default, which is valid and whose templates are not rendered.
+#: The place of a value that is the role's default. Defaults are valid, and their templates are not
+#: rendered.
 DEFAULT = "the default"
 _ROLE = REPOSITORY / "roles/train_job"
 
@@ -62,7 +64,7 @@ def default_of(name: str) -> Any:
 
 @functools.cache
 def options() -> tuple[dict[str, Option], set[str]]:
-    """Return the variables of the entry point ``main``, and the names of those of all of them."""
+    """Return the options of the entry point ``main``, and the option names of all entry points."""
     entries = _read("meta/argument_specs.yml")["argument_specs"]
     internal = _read("vars/main.yml")
     for_rank = set(internal["__train_job_rank_variables"])
@@ -80,7 +82,7 @@ def options() -> tuple[dict[str, Option], set[str]]:
 
 
 def check_names(names: Collection[Any], known: Collection[str]) -> Iterator[str]:
-    """Yield a problem for each variable that the role does not have."""
+    """Yield a problem for each variable that begins with ``train_job_`` but is not in ``known``."""
     for name in names:
         if isinstance(name, str) and name.startswith("train_job_") and name not in known:
             near = difflib.get_close_matches(name, sorted(known), n=2)
@@ -89,7 +91,7 @@ def check_names(names: Collection[Any], known: Collection[str]) -> Iterator[str]
 
 
 def problem_of(name: str, value: Any, option: Option, place: str, default: Any) -> str:
-    """Return the problem with a variable's value, or an empty text.
+    """Return the problem with a variable's value, or an empty string.
 
     ``{hosts}`` in the problem is a placeholder for the names of the variable's hosts.
     """

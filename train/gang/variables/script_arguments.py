@@ -13,7 +13,7 @@ from train.gang.variables.typed_values import Written, shown, text_of
 def words(value: Any, written: Written) -> list[str]:
     """Return the script's arguments from a list, or from a string split like a shell command.
 
-    Raise ValueError with an explanation if that fails.
+    Raise ValueError if that fails. Its message follows the variable's name.
     """
     if value is None:
         return []

@@ -1,4 +1,4 @@
-"""Merges the script's environment on a host, as text, from all levels at which it is set."""
+"""Merges the script's environment on a host from all precedence levels at which it is set."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from train.gang.variables.typed_values import Written, at, kind_of, text_of
 
-#: Returns where a value is set, such as ``hosts.yml:4``, or an empty text if unknown.
+#: Returns where a value is set, such as ``hosts.yml:4``, or an empty string if unknown.
 Where = Callable[[Any], str]
 
 
@@ -23,9 +23,10 @@ class Sources:
 
 
 def merge(levels: Sequence[Any], sources: Sources) -> tuple[dict[str, str], list[str]]:
-    """Return the script's environment on a host and its problems.
+    """Return the script's environment on a host, and problems with its values.
 
-    It is merged over all ``levels`` at which it is set, lowest first.
+    The environment is merged from the values at all ``levels``. A later level overrides earlier
+    ones.
     """
     found: dict[str, str] = {}
     problems: list[str] = []

@@ -67,14 +67,14 @@ def shown(value: Any) -> str:
 
 
 def at(place: str) -> str:
-    """Return a place in parentheses for a message, or an empty text if it is unknown."""
+    """Return a place in parentheses for a message, or an empty string if the place is unknown."""
     return f" ({place})" if place else ""
 
 
 def text_of(value: Any, written: Written) -> str:
     """Return a value as text for the script. Numbers and dates appear as they were written.
 
-    Raise ValueError with the type of a value that has no such text.
+    Raise ValueError if a value cannot be text for the script. Its message names the value's type.
     """
     if isinstance(value, str):
         if "\0" in value:
@@ -86,7 +86,11 @@ def text_of(value: Any, written: Written) -> str:
 
 
 def converted(value: Any, option: Option) -> Any:
-    """Return a value in its variable's type. Raise ValueError with the expected type if invalid."""
+    """Return a value converted to its variable's type.
+
+    Raise ValueError if that is impossible or the value is not allowed. Its message names the
+    expected type.
+    """
     expected = _EXPECTED.get(option.kind, "")
     if option.choices:
         expected = f"one of {', '.join(map(str, option.choices))}"
@@ -101,7 +105,7 @@ def converted(value: Any, option: Option) -> Any:
 
 
 def _as_type(value: Any, kind: str) -> Any:
-    """Return a value in a type, or None if it cannot be converted."""
+    """Return a value converted to the type ``kind``, or None if that is impossible."""
     if kind == "raw":
         return value
     if kind in ("int", "float"):

@@ -11,9 +11,9 @@ _DIGITS = re.compile(r"\d+")
 
 
 class Activity:
-    """The time when a task was last seen at work (monotonic clock), or 0 for never.
+    """Tracks when a task was last seen at work: ``at``, by the monotonic clock, or 0 for never.
 
-    A task that repeats a line, apart from its numbers, is waiting.
+    A task that only repeats a line of output with other numbers counts as waiting.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class Activity:
         self._reading: tuple[float, float] | None = None
 
     def add(self, text: str, load: object, now: float) -> None:
-        """Add the next text of its log and its host's ``load`` (host.load.facts, unchecked)."""
+        """Add new output of the task, and its unchecked ``load`` (see host.load.facts)."""
         for line in text.splitlines():
             shape = _DIGITS.sub("0", line).strip()
             if shape and shape != self._line:

@@ -1,8 +1,8 @@
 """Causes of failures, their remedies, and the decision whether another attempt follows.
 
 The names of the causes are in host/ends.py and cause_names.py.
-The decision is made once, from the job's folder on the control node, and written to its result.
-Supervising programs follow it.
+The decision is made once, from the job's folder on the control node, and written to
+``result.json``. All other code follows it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from train.host.suggested import suggest
 
 
 class Cause(NamedTuple):
-    """Whether to retry the job unchanged, and a remedy, whose commands are markers.
+    """The handling of a cause: ``again``, whether to restart the job unchanged, and a remedy.
 
-    See train/host/suggested.py for markers.
+    Commands in the remedy are markers; see train/host/suggested.py.
     """
 
     again: bool
@@ -108,8 +108,8 @@ CAUSES = {
     cause_names.WEIGHTS: Cause(False, f"check what differs between the hosts with {_DOCTOR}"),
 }
 
-#: Exceptions that come from the environment rather than the script, either directly or as the
-#: subject of another exception.
+#: Exceptions whose causes are outside the script, such as the network. They end the script, or
+#: the message of another exception names them.
 _PASSING = re.compile(
     r"(?:^|[:;] |\bCaught )[\w.]*(?:ConnectionError|ConnectionResetError|BrokenPipeError|"
     r"ConnectionRefusedError|TimeoutError|UnavailableError|AbortedError|CancelledError|"
@@ -126,7 +126,7 @@ _EXITED = re.compile(
 _MISSING = re.compile(r"(?:ModuleNotFoundError: |: )No module named '?(?P<name>\w+)")
 #: Exit codes of a script that was asked to end.
 TERMINATED = {128 + signum for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)}
-#: Signals that others send to a process. Other signals result from its own actions.
+#: Exit codes for signals that other processes send. Other signals result from the script's actions.
 _FROM_OUTSIDE = {-signum for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)}
 #: Maximum characters of a line about an earlier attempt.
 _LINE = 200
@@ -140,10 +140,10 @@ class Failure:
 
     cause: str
     root_cause: str | None  # the task, or None if no single one was at fault
-    exit_code: int | None  # of its script, or None if unknown
+    exit_code: int | None  # exit code of that task's script, or None if unknown
     reason: str
-    step: int | None  # the last one reported before the failure
-    script: str = ""  # its path on the control node, if known
+    step: int | None  # the last step reported before the failure
+    script: str = ""  # path of the script on the control node, if known
     all_answer: bool = True  # whether the hosts of all ranks still answered at the end
 
     @property
@@ -167,7 +167,7 @@ class Failure:
 
     @property
     def from_outside(self) -> bool:
-        """Whether the job did not cause it, so that it may happen twice at the same step."""
+        """Whether the cause is outside the job, so that it may occur twice at a step by chance."""
         if self.cause in (ends.SIGNAL, ends.EXIT):
             return self.exit_code in _FROM_OUTSIDE | TERMINATED
         if self.cause == cause_names.NETWORK:
@@ -207,13 +207,13 @@ class Failure:
 
 
 def exception_in(reason: str) -> str:
-    """Return the error in a reason from host/ends.py, or an empty text."""
+    """Return the error in a reason from host/ends.py, or an empty string."""
     exited = _EXITED.match(reason)
     return (exited["error"] or "") if exited else ""
 
 
 def last_line_in(reason: str) -> str:
-    """Return the last line of output in a reason from host/ends.py, or an empty text."""
+    """Return the last line of output in a reason from host/ends.py, or an empty string."""
     exited = _EXITED.match(reason)
     return (exited["line"] or "") if exited else ""
 
@@ -238,8 +238,8 @@ def _answered(rank: RankResult) -> bool:
 def why_not_again(failure: Failure, before: Failure | None, restarts: int, most: int) -> str:
     """Return the reason why a job is not restarted after ``failure``; empty if it is restarted.
 
-    It was restarted ``restarts`` times, with a limit of ``most``. ``before`` is the failure of the
-    previous attempt.
+    The job has been restarted ``restarts`` times, and the limit is ``most``. ``before`` is the
+    failure of the previous attempt.
     """
     if not failure.again:
         return "it would fail the same way again"
@@ -252,7 +252,7 @@ def why_not_again(failure: Failure, before: Failure | None, restarts: int, most:
 
 
 def next_attempt(result: ResultRecord, run_dir: Path) -> ResultRecord:
-    """Return the fields of ``result.json`` about a next attempt."""
+    """Decide whether another attempt follows. Return the fields of ``result.json`` about that."""
     manifest = read_manifest(run_dir)
     if manifest is None or result["state"] != "failed":
         return {"restart": False, "restart_reason": "", "restarts_left": 0, "restart_delay": 0.0}
@@ -331,7 +331,7 @@ def _how(result: ResultRecord) -> str:
 
 
 def _before(run_dir: Path) -> ResultRecord | None:
-    """Return the last result that was set aside for a later attempt."""
+    """Return the last result that was set aside for a later attempt, or None."""
     ended = (run_dir / rank_files.ATTEMPTS_DIR).glob(f"*/{RESULT_FILE}")
     last = max(ended, key=lambda path: int(path.parent.name), default=None)
     return read_result(last.parent) if last else None

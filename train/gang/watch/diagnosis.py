@@ -14,11 +14,12 @@ from train.gang.watch.views import Target
 from train.host import probe
 from train.host.records import Probed
 
-#: Address and port of each rank for the others, by task.
+#: The address and port at which the other ranks reach each rank, by task.
 Peers = Mapping[str, tuple[str, int]]
 #: The rank whose host tries a connection, and the rank it connects to.
 PathBetween = tuple[str, str]
-#: Asks a host for a check (see host.probe.check). Raises OSError or UnreachableError on failure.
+#: Makes a rank's host check the connections to peers, and returns the results of host.probe.check.
+#: Raises OSError or UnreachableError on failure.
 Probe = Callable[[Target, Peers], Mapping[str, object]]
 
 
@@ -28,7 +29,7 @@ class PeerFinding:
 
     task: str | None  # the rank at fault, or None if it may be either of two
     cause: str  # a key of causes.CAUSES
-    reason: str  # text to follow the rank's name, or a sentence about both ranks
+    reason: str  # text that follows the rank's name, or a sentence about both ranks
 
 
 def peers_of(cluster: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, int]]:
@@ -44,7 +45,8 @@ def peers_of(cluster: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, int]]
 def explain(probed: Mapping[str, Probed], peers: Peers) -> PeerFinding | None:
     """Return the reason why ranks cannot reach each other, from the probes of their hosts.
 
-    A rank that is not listening, yet or any more, is not a finding unless its address is wrong.
+    Return None if all listening ranks can be reached. A rank that does not listen yet, or no longer
+    listens, is reported only if its address is wrong.
     """
     for task, probes in probed.items():
         if probes["proxy"]:
@@ -78,7 +80,7 @@ def explain(probed: Mapping[str, Probed], peers: Peers) -> PeerFinding | None:
 def _of_paths(
     broken: Set[PathBetween], probed: Mapping[str, Probed], peers: Peers
 ) -> PeerFinding | None:
-    """Return the meaning of broken paths to listening ranks."""
+    """Return the finding that explains broken paths to listening ranks; None without any."""
     if not broken:
         return None
     task = cut_off(broken)
@@ -106,7 +108,7 @@ def _of_paths(
 def broken_paths(probed: Mapping[str, Probed]) -> set[PathBetween]:
     """Return the paths on which connections failed.
 
-    Refused connections to a rank that is not listening, yet or any more, do not count.
+    A refused connection does not count if its target does not listen yet or no longer listens.
     """
     broken = set()
     for source, target in tried_paths(probed):
@@ -118,15 +120,14 @@ def broken_paths(probed: Mapping[str, Probed]) -> set[PathBetween]:
 
 
 def tried_paths(probed: Mapping[str, Probed]) -> set[PathBetween]:
-    """Return the paths between different ranks that hosts have tried to connect."""
+    """Return the paths between different ranks on which hosts have tried to connect."""
     return {(a, b) for a, found in probed.items() for b in found["reached"] if a != b}
 
 
 def cut_off(broken: Set[PathBetween]) -> str | None:
-    """Return the rank that all broken paths share, or None if it may be either of two.
+    """Return the rank at the end of most broken paths, or None if several ranks share the most.
 
-    A rank that is cut off in either direction is at one end of all these paths. For a single pair,
-    return the target if connections from it still work.
+    For a single pair of ranks, return the target if connections from it still work.
     """
     ends = Counter(task for path in broken for task in path)
     targets = {target for _, target in broken}
@@ -137,7 +138,7 @@ def cut_off(broken: Set[PathBetween]) -> str | None:
 
 
 def how_cut_off(broken: Set[PathBetween], task: str) -> str:
-    """Describe how a rank is cut off from others, as text to follow its name."""
+    """Describe how a rank is cut off from others. The text follows the rank's name."""
     by = ", ".join(sorted({source for source, target in broken if target == task}))
     to = ", ".join(sorted({target for source, target in broken if source == task}))
     if by and to:
@@ -146,13 +147,13 @@ def how_cut_off(broken: Set[PathBetween], task: str) -> str:
 
 
 def each_other(broken: Set[PathBetween]) -> str:
-    """Return a sentence about ranks that do not reach each other."""
+    """Return a sentence about ranks that cannot reach each other."""
     named = sorted({task for path in broken for task in path})
     return f"{', '.join(named[:-1])} and {named[-1]} cannot reach each other"
 
 
 class Diagnosis:
-    """Makes the hosts of ``targets`` check the paths to ``peers``, each in its own thread."""
+    """Makes the hosts of ``targets`` check the paths to ``peers``, with one thread per rank."""
 
     def __init__(self, targets: Sequence[Target], peers: Peers, ask: Probe) -> None:
         self._peers, self._ask, self.began = peers, ask, time.monotonic()
@@ -184,7 +185,7 @@ class Diagnosis:
 
     @property
     def tried(self) -> set[PathBetween]:
-        """The paths that hosts have tried to connect so far."""
+        """The paths on which hosts have tried to connect so far."""
         return tried_paths(dict(self._probed))
 
     @property
@@ -193,5 +194,5 @@ class Diagnosis:
         return broken_paths(dict(self._probed))
 
     def finding(self) -> PeerFinding | None:
-        """Return the meaning of the answers so far."""
+        """Return the finding that explains the answers so far, or None."""
         return explain(dict(self._probed), self._peers)

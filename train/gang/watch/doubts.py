@@ -2,7 +2,7 @@
 
 Exit codes of 0 are not enough: a rank may have left early, trained alone, or ended while another
 process was still training. Each doubt is one sentence with the rank, the observation and a remedy.
-A false alarm is worse than a miss, so each rule uses only what was reported.
+A false alarm is worse than a miss, so each rule uses only reported facts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from train.host import ends, progress_records, rank_files, tracebacks
 
 #: A rank may be ahead of its last record by this many times the distance between two records.
 _STRIDES = 2
-#: Minimum seconds of a run for which it is certain that a rank has not opened its port.
+#: Minimum seconds that a rank must run before it is certain that it has not opened its port.
 _SHORT = 3.0
 #: Minimum Keras epochs by which a rank must be behind another.
 _EPOCHS = 2
@@ -53,7 +53,7 @@ def find(views: Sequence[View]) -> list[str]:
 
 
 def notes(views: Sequence[View]) -> list[str]:
-    """Return notes about a completed job: result files that stay in working directories."""
+    """Return notes about a completed job: result files that remain in working directories."""
     found = []
     for view in views:
         left = view.state.get("left_files")
@@ -109,7 +109,7 @@ def _alone(training: Sequence[View]) -> Iterator[str]:
 
 
 def _left_at_work(training: Sequence[View]) -> Iterator[str]:
-    """Yield doubts about ranks with processes still at work when their script ended."""
+    """Yield doubts about ranks whose script ended while its processes were still at work."""
     found = {view: "; ".join(view.state.get("at_work", [])) for view in training}
     for commands, views in _alike(found).items():
         if commands:
@@ -210,7 +210,7 @@ def _without_loss(training: Sequence[View]) -> Iterator[str]:
 
 
 def _with_an_error(training: Sequence[View]) -> Iterator[str]:
-    """Yield doubts about ranks that ended with exit code 0, but with an error in the last line."""
+    """Yield doubts about ranks whose exit code is 0 although their log ends with an error."""
     for text, views in _alike({view: _last_error(view) for view in training}).items():
         if text:
             yield (
@@ -220,7 +220,7 @@ def _with_an_error(training: Sequence[View]) -> Iterator[str]:
 
 
 def _last_error(view: View) -> str:
-    """Return the error at the end of a log, or an empty text."""
+    """Return the error at the end of a rank's log, or an empty string."""
     line = view.last_line
     if _ERROR.match(line) and not _MEASURE.match(line):
         return line[:_LINE]

@@ -1,4 +1,4 @@
-"""Local copy of a rank's file: appended, limited in size, and never written through a link."""
+"""The local copy of a rank's file, with a limited size. It is never written through a link."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 from train.host import json_files
 
-#: Suffix of the previous file. Once a file reaches its limit, at least its newer half is kept, in
-#: the file and the previous one.
+#: Suffix of the previous file. When a file is full, it becomes the previous file, and a new one is
+#: started. At least the newer half of the limit is therefore kept.
 OLDER = ".1"
 
 
@@ -32,26 +32,29 @@ class FetchedFile:
         return os.lstat(self.path).st_size if os.path.lexists(self.path) else 0
 
     def kept(self) -> int:
-        """Return the bytes that are kept, including those in the previous file."""
+        """Return how many bytes are kept, including those in the previous file."""
         older = self.path.with_name(self.path.name + OLDER)
         return self._size() + (older.lstat().st_size if os.path.lexists(older) else 0)
 
     def tail(self, size: int) -> str:
-        """Return the last ``size`` bytes of the copy, or an empty text if it cannot be read."""
+        """Return the last ``size`` bytes of the copy, or an empty string if it cannot be read."""
         return _read(self.path, max(0, self._size() - size)).decode(errors="replace")
 
     def lines(self) -> int:
-        """Return how many lines were fetched and are in the copy."""
+        """Return the number of lines in the copy, without those in the previous file."""
         return _read(self.path, 0).count(b"\n")
 
     def clear(self, offset: int) -> None:
-        """Remove the copy, and fetch another file from ``offset`` on."""
+        """Remove the copy and its previous file. The next data begins at ``offset``."""
         for path in (self.path, self._base_path, self.path.with_name(self.path.name + OLDER)):
             path.unlink(missing_ok=True)
         self.offset, self._base = offset, 0
 
     def append(self, data: bytes, end: int) -> None:
-        """Append data up to the offset ``end``. OSError leaves the copy as it was."""
+        """Append data that ends at the offset ``end`` of the host's file.
+
+        Raise OSError, and append nothing, if it cannot be written.
+        """
         before = self._size()
         if before + len(data) > self._limit // 2 and before:
             self.path.replace(self.path.with_name(self.path.name + OLDER))
@@ -75,7 +78,7 @@ class FetchedFile:
 
 
 def _read(path: Path, offset: int) -> bytes:
-    """Return a file's content from ``offset`` on, or nothing if it is a link or unreadable."""
+    """Return a file's content from ``offset`` on; empty if it is a link or cannot be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as stream:

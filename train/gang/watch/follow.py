@@ -30,7 +30,7 @@ _LOG_TAIL, _PROGRESS_TAIL = 1 << 16, 1 << 20
 
 
 class FollowedGang(Ranks):
-    """All ranks of a job. Their files in ``run_dir`` are continued.
+    """All ranks of a job. Existing copies of their files in ``run_dir`` are continued.
 
     Without ``peers``, connections between ranks are not checked. Without ``metrics_dir``, no file
     for Prometheus is written.
@@ -75,10 +75,10 @@ class FollowedGang(Ranks):
     def follow(self) -> GangOutcome:
         """Follow the ranks until the job is over.
 
-        Non-training tasks do not count once training is done. Those that end by themselves, and
-        evaluators at work, have ``non_training_exit_timeout`` seconds to do so. Before that, the
-        loss of a non-training task ends the job, unless it is a worker that training can continue
-        without.
+        While ranks train, the loss of a non-training task ends the job, unless it is a worker that
+        training can continue without. Once training is done, failures of non-training tasks do not
+        count. Tasks that end by themselves, and evaluators at work, then have
+        ``non_training_exit_timeout`` seconds to end.
         """
         return self._run(lambda: self._judge(time.monotonic()), wait=WAIT)
 
@@ -126,7 +126,7 @@ class FollowedGang(Ranks):
         self._journal.describe(view, "; the training continues without it" if without else "")
 
     def _add_progress(self, view: View, update: Update) -> None:
-        """Process new progress records, and report a rank that slows down the others."""
+        """Process a rank's new progress records, and report any rank that slows down the others."""
         task, host = view.target.task, view.target.host
         found, wrong = progress_records.read_progress(update["progress"])
         if wrong:
@@ -158,7 +158,7 @@ class FollowedGang(Ranks):
             self._journal.write(straggler=asdict(slow))
 
     def _judge(self, now: float) -> GangOutcome | None:
-        """Return how the job ended, or None if that is not decided yet."""
+        """Return how the job ended, or None if that is not decided yet. Show due notices."""
         self._reachability.check(now)
         self._notices.missing_chief()
         self._journal.write_metrics(self.views, now)

@@ -23,7 +23,8 @@ from train.host.records import Update
 
 #: Seconds between two versions of the file for Prometheus.
 _METRICS_PAUSE = 5.0
-#: Minimum seconds between two lines about a host's load, and as a part of the watch's duration.
+#: Minimum time between two lines about a host's load, in seconds and as a fraction of the time that
+#: the job has been watched.
 LOAD_EVERY, LOAD_PART = 5.0, 0.01
 #: Minimum seconds between two events of a rank in the same phase.
 _EVENT_PAUSE = 0.5
@@ -52,7 +53,10 @@ class Journal:
     def notice(
         self, kind: str, text: str, view: View | None = None, once: str | None = None
     ) -> None:
-        """Show and record a line about the watch, at most once for each key ``once``."""
+        """Show and record a line about the watch.
+
+        If ``once`` is set, do so only once for each combination of ``kind`` and ``once``.
+        """
         if once is not None:
             if (kind, once) in self._noticed:
                 return
@@ -62,16 +66,17 @@ class Journal:
         self.write(notice={"kind": kind, "task": task, "text": text})
 
     def may_notice_again(self, kind: str, once: str) -> bool:
-        """Forget a notice so that it can be repeated. Return whether there was one."""
+        """Allow a notice to be repeated. Return whether it had been shown."""
         if (kind, once) not in self._noticed:
             return False
         self._noticed.remove((kind, once))
         return True
 
     def add_update(self, view: View, phase: str, age: float | None) -> None:
-        """Write an event about a rank, at once or a little later.
+        """Write an event about a rank, or postpone it if the last one was written just before.
 
-        ``phase`` is its previous phase, ``age`` the age in seconds of its newest progress record.
+        ``phase`` is the rank's previous phase, ``age`` the seconds since its last progress record
+        or line of its log.
         """
         if view.phase != phase or time.monotonic() - view.event_at >= _EVENT_PAUSE:
             self._write_rank(view, age)
@@ -94,7 +99,7 @@ class Journal:
         )
 
     def write_late(self, now: float) -> None:
-        """Write events that would have followed others too soon."""
+        """Write the events that ``add_update`` has postponed and that are now due."""
         for view, age in list(self._unwritten.items()):
             if now - view.event_at >= _EVENT_PAUSE:
                 self._write_rank(view, age)
@@ -111,7 +116,7 @@ class Journal:
             self.notice("metrics", f"{error}; the job continues", once="")
 
     def add_load(self, task: str, update: Update) -> None:
-        """Append a host's load to a file, less often over time to keep a long job's file small."""
+        """Append a host's load to a file, less and less often so that the file remains small."""
         now = time.monotonic()
         if not update["load"] or now < self._load_due.get(task, now):
             return
@@ -123,7 +128,7 @@ class Journal:
             _append(path, line)
 
     def describe(self, view: View, addition: str) -> None:
-        """Show a line, with an ``addition``, if a rank's phase or epoch has changed."""
+        """Show a line about a rank, followed by ``addition``, if its phase or epoch has changed."""
         record, task = view.record, view.target.task
         key: tuple[Any, ...] = (view.phase, bool(view.state.get("frozen")), record.get("phase"))
         key += (record.get("epoch"), bool(record.get("step")))

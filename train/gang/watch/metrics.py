@@ -1,7 +1,7 @@
 """Writes a job's metrics for Prometheus, in a file for node_exporter's textfile collector.
 
-The labels differ from those of a scrape, because Prometheus would rename ``job`` to
-``exported_job``.
+The label with the job's id is ``train_job``, because Prometheus uses the label ``job`` itself, and
+would rename it to ``exported_job``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from train.gang.watch.views import View
 from train.host import json_files, rank_files, records
 
-#: States of a job. ``restarting`` has failed, and another attempt follows.
+#: States of a job. With ``restarting``, an attempt has failed and another one follows.
 STATES = (records.RUNNING, records.COMPLETED, records.FAILED, records.STOPPED, "restarting")
 #: The series from a rank's progress record: field, name, factor and help.
 _PROGRESS = (
@@ -33,7 +33,7 @@ Sample = tuple[Mapping[str, str], object]
 
 
 def write(folder: str, job: str, state: str, attempt: int, views: Sequence[View]) -> str:
-    """Replace the job's file in ``folder``, if that is set. Return an error or an empty text."""
+    """Replace the job's file in ``folder``, if set. Return an error message or an empty string."""
     if not folder:
         return ""
     path = f"{rank_files.expand(folder)}/train-{job}.prom"

@@ -25,7 +25,7 @@ FETCH_EVERY = 5.0
 class Notices:
     """Shows notices about a job's ranks.
 
-    ``is_new`` is whether no watch has seen a step of the attempt yet.
+    Set ``is_new`` if no earlier watch has received progress of the attempt.
     """
 
     def __init__(self, views: Sequence[View], journal: Journal, is_new: bool) -> None:
@@ -48,7 +48,7 @@ class Notices:
             self._journal.notice("lingering", text, view, once=view.target.task)
 
     def alone(self, view: View) -> None:
-        """Show a notice about a rank that trains by itself while the job runs."""
+        """Show a notice about a rank that trains without the others while the job runs."""
         is_going_on = any(other.phase in records.ALIVE_PHASES for other in self._training)
         if view.state.get("alone") and not view.target.non_training and is_going_on:
             about = f"{view.target.task} ({view.target.host})"
@@ -57,7 +57,7 @@ class Notices:
             self._journal.notice("alone", text, view, once=view.target.task)
 
     def left_out(self, view: View, phase: str, holes: Mapping[str, Sequence[int]]) -> None:
-        """Show a notice that a file is not kept or fetched completely.
+        """Show notices about files of a rank that are not kept or fetched completely.
 
         ``phase`` and ``holes`` are those of the rank's previous state.
         """
@@ -78,7 +78,7 @@ class Notices:
                 self._journal.notice("left_out", text, view, once=f"{task} {name}")
 
     def fetching(self, now: float, views: Sequence[View], say: Callable[[str], None]) -> None:
-        """Regularly show with ``say`` how much of the ended ranks' logs has been fetched."""
+        """Show at intervals, with ``say``, how much of the remaining logs has been fetched."""
         left, received = sum(view.left for view in views), sum(view.received for view in views)
         if not left:
             self._fetch_from = None
@@ -94,7 +94,7 @@ class Notices:
             self._journal.write(notice={"kind": "fetching", "task": None, "text": text})
 
     def resumed(self, view: View, found: Sequence[Progress]) -> None:
-        """Show the first step of a restart, and the last step of the previous attempt."""
+        """Show once the first step of a restart, and the last step of the previous attempt."""
         attempt = view.target.attempt
         if view.target.non_training or attempt == 1 or not self._is_new:
             return

@@ -16,8 +16,8 @@ from train.host import records
 
 #: Seconds that a rank may stay stopped by a signal or a debugger.
 FROZEN_LIMIT = 20.0
-#: Maximum seconds by which a rank may end after one that lost it. A process closes its connections
-#: before it is gone.
+#: Maximum seconds from the end of a rank that lost another one to the end of the lost rank. A
+#: process closes its connections before it ends.
 _LEAVING = 5.0
 #: Messages of TensorFlow about a lost rank, and of train/worker.py about an unreachable one.
 _NAMED_AS_LOST = re.compile(
@@ -33,12 +33,12 @@ class GangOutcome:
     """The outcome of a job."""
 
     state: str  # ``completed``, ``failed`` or ``stopped``
-    root_cause: str | None  # the task first at fault, or None unless failed
+    root_cause: str | None  # the task first at fault, or None if there is none
     message: str  # for people: the task, what happened, the remedy and the last lines
     cause: str = ""  # a key of causes.CAUSES; empty unless failed
-    step: int | None = None  # the last step reported by that task, or else by any rank
+    step: int | None = None  # the last step of the root cause, or else of any rank
     unreachable: Sequence[str] = field(default_factory=list)  # hosts that do not answer
-    doubts: Sequence[str] = field(default_factory=list)  # noticed while it ran
+    doubts: Sequence[str] = field(default_factory=list)  # doubts that arose while the job ran
 
 
 def named_by(view: View) -> set[str]:
@@ -52,9 +52,10 @@ def named_by(view: View) -> set[str]:
 
 
 def stuck(views: Sequence[View], now: float) -> View | None:
-    """Return a living rank that is stopped or else has an unresponsive host, or None.
+    """Return a rank that is frozen or, if there is none, whose host is unresponsive; or None.
 
-    Of several, return the one that most failed ranks name as lost.
+    The rank has not ended. Of several such ranks, return the one that most failed ranks name as
+    lost.
     """
     named = Counter(task for v in views if v.phase == records.FAILED for task in named_by(v))
     others = [view for view in views if not view.final]
@@ -72,8 +73,8 @@ class LostContact:
     """The rank that lost contact with the others, or None if it may be either of two."""
 
     view: View | None
-    reason: str  # text to follow the rank's name, or a sentence about both ranks
-    one_word: bool = False  # whether one rank's report is the only evidence
+    reason: str  # text that follows the rank's name, or a sentence about both ranks
+    one_word: bool = False  # whether the report of one rank is the only evidence
 
 
 def who_lost_contact(
@@ -81,8 +82,9 @@ def who_lost_contact(
 ) -> LostContact | None:
     """Return the rank at fault if all ``failed`` ranks report only that they lost another one.
 
-    Return None if they name none. ``tried`` and ``broken`` are the paths that their hosts checked.
-    One rank's claim about another is not evidence: it may itself be cut off.
+    Return None if they name none. ``tried`` are the paths that hosts have checked, ``broken`` those
+    on which connections failed. One rank's claim about another is not evidence, because the
+    claiming rank may itself be cut off.
     """
     by_task = {view.target.task: view for view in views}
     if broken:
@@ -103,10 +105,10 @@ def who_lost_contact(
 
 
 def _words(by_task: Mapping[str, View], failed: Sequence[View], *, living: bool) -> Counter[str]:
-    """Count for each rank the failed ranks that name it as lost.
+    """Count, for each rank, the failed ranks that name it as lost.
 
-    With ``living``, count only those that ended before it: the end of a rank does not explain why
-    that rank was lost.
+    With ``living``, count only failed ranks that ended before the named rank did. The others may
+    have lost it only because it had ended.
     """
     accused: Counter[str] = Counter()
     for view in failed:
@@ -137,7 +139,7 @@ def _one_word(accuser: View, accused: View, tried: Set[PathBetween]) -> LostCont
 def rank_that_left(views: Sequence[View], failed: Sequence[View]) -> View | None:
     """Return the rank that completed first while others needed it, or None.
 
-    The others report only that they lost another rank.
+    All ``failed`` ranks report only that they lost another rank.
     """
     fallen = [view for view in failed if not view.target.non_training]
     if not fallen:
@@ -149,7 +151,7 @@ def rank_that_left(views: Sequence[View], failed: Sequence[View]) -> View | None
 
 
 def how_it_left(view: View) -> str:
-    """Describe how a rank left while others needed it, as text to follow its name."""
+    """Describe how a rank left while others needed it. The text follows the rank's name."""
     for name in ("step", "epoch"):
         value, total = view.record.get(name), view.record.get(f"{name}s")
         if isinstance(value, int) and isinstance(total, int):
@@ -177,8 +179,8 @@ def failed_at(
 ) -> GangOutcome:
     """Return the outcome of a job in which ``view`` was first at fault.
 
-    The cause and reason default to those of its state, or to an unreachable host. ``reported_by``
-    is the rank whose end shows the fault.
+    ``cause`` and ``reason`` default to those of the rank's state or, without any, to an unreachable
+    host. ``reported_by`` is the rank whose end shows the fault.
     """
     cause = cause or view.state.get("cause") or cause_names.UNREACHABLE
     reason = reason or view.state.get("reason") or view.error or "is unreachable"
@@ -234,12 +236,12 @@ def _what_to_do(failure: causes.Failure, job: str) -> str:
 
 
 def _reported(by: View | None) -> str:
-    """Describe the end of the rank that shows another rank's fault."""
+    """Describe the end of a rank that shows another rank's fault; empty without such a rank."""
     return f": {by.target.task} on {by.target.host} {by.state.get('reason')}" if by else ""
 
 
 def _waited(views: Sequence[View], first: View) -> float:
-    """Return the seconds from a rank's end to the last end that it caused, or 0 if unknown."""
+    """Return the seconds from a rank's end until the last rank failed due to it; 0 if unknown."""
     fallen = [view for view in views if view is not first and view.phase == records.FAILED]
     ended = [view.ended_at for view in fallen if is_secondary(view)]
     return max(ended, default=0.0) - first.ended_at if "ended_at" in first.state else 0.0
@@ -259,7 +261,7 @@ def different_weights(training: Sequence[View]) -> GangOutcome | None:
 
 
 def result_of(job: str, outcome: GangOutcome, views: Sequence[View], attempts: int) -> ResultRecord:
-    """Return ``result.json`` (docs/formats.md). Its metrics are the chief's final ones."""
+    """Return the contents of ``result.json`` (docs/formats.md), with the chief's final metrics."""
     training = views_in_training(views)
     metrics = next((view.final_metrics for view in training if view.final_metrics), {})
     found = doubts.find(views) if outcome.state == records.COMPLETED else []

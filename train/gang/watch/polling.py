@@ -32,10 +32,11 @@ LOCK_FILE = ".followed"
 #: Seconds before the second attempt to reach a host, and between two attempts to write a file.
 _BACKOFF = 1.0
 _DISK_PAUSE = 5.0
-#: Maximum bytes in the lock file about the process that follows a job, and characters of its
-#: command.
+#: Maximum bytes of the text in the lock file, which describes the process that follows a job, and
+#: maximum characters of the process's command in it.
 _FOLLOWER, _COMMAND = 1000, 200
-#: A rank's files with limits, here and on its host, and their names in messages.
+#: A rank's files that are limited in size, on the control node and on the host: key, name in
+#: messages, and file name.
 BOUNDED: tuple[tuple[reports.FileName, str, str], ...] = (
     ("log", "log", rank_files.LOG_FILE),
     ("progress", "progress records", rank_files.PROGRESS_FILE),
@@ -60,8 +61,9 @@ _PLACES: Mapping[reports.FileName, str] = {
 }
 
 
-#: Asks the machine of a rank for updates of its ranks. For the other arguments and the result, see
-#: host.updates.wait_for_updates. Raises UnreachableError, or OSError if the request failed.
+#: Asks the machine of a rank for updates of the job's ranks there. For the other arguments and the
+#: result, see host.updates.wait_for_updates. Raises UnreachableError, or OSError if the request
+#: failed.
 Poll = Callable[[Target, dict[str, Cursor], float, float], Mapping[str, Any]]
 
 
@@ -90,8 +92,8 @@ _T = TypeVar("_T")
 class Ranks:
     """Ranks whose hosts are asked for updates. Their logs and progress are stored in ``folder``.
 
-    Raise BusyError with the message ``busy`` if another process writes to the folder, OSError if
-    the folder cannot be written to.
+    Creating an object raises BusyError with the message ``busy`` if another process writes to the
+    folder, and OSError if the folder cannot be written to.
     """
 
     #: Maximum pause in seconds between two attempts to reach a host.
@@ -192,9 +194,9 @@ class Ranks:
                 return
 
     def _skip(self, view: View, update: Update, cursor: Cursor) -> None:
-        """Continue near the end of a file if the waiting part does not fit into the copy."""
+        """Skip to the newest part of a file if its remaining data does not fit into the copy."""
         limit = self._limits.log_limit
-        # Skip further while it grows: one long gap is easier to read than many short ones.
+        # Skip more while the file grows: one long gap is easier to read than many short ones.
         final = update["state"]["phase"] in records.FINAL_PHASES
         keep = limit * 3 // 8 if final else limit // 4
         for name, _, _ in BOUNDED:
@@ -203,9 +205,10 @@ class Ranks:
                 cursor[name] = max(cursor[name], update["sizes"][name] - keep)
 
     def _save(self, view: View, update: Update, cursor: Cursor) -> str:
-        """Append to the copies of a rank's files, and remove data from the update that is not new.
+        """Append to the copies of a rank's files, and remove already known data from ``update``.
 
-        Return why a file could not be written. Its data will be requested again.
+        If a file cannot be written, return the reason. Its data is then requested again. Otherwise,
+        return an empty string.
         """
         if not view.target.is_of_attempt(update["state"]):
             for name in reports.FILES:  # ignore data of another attempt
@@ -268,9 +271,10 @@ class Ranks:
 
 
 def _take_lock(path: Path, busy: str) -> int:
-    """Lock a file, write the id of this process to it, and return its descriptor.
+    """Lock a file, write the id and command of this process to it, and return its descriptor.
 
-    Raise BusyError with ``busy`` and the other process as its message if it is locked already.
+    If the file is already locked, raise BusyError with a message of ``busy`` and the process that
+    holds the lock.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     lock = os.open(path, flags, 0o644)
@@ -292,14 +296,14 @@ def _take_lock(path: Path, busy: str) -> int:
 
 
 def _next_size(size: int, seconds: float) -> int:
-    """Return the size of the next answer in bytes, after one that took some ``seconds``."""
+    """Return the size of the next answer in bytes, after one of ``size`` that took ``seconds``."""
     if seconds > _SLOW:
         return max(_ANSWER_LEAST, size // 2)
     return min(_ANSWER_MOST, 2 * size) if seconds < _FAST else size
 
 
 def _note_left(view: View, update: Update, last: bool) -> None:
-    """Note the remaining bytes of a rank's files; with ``last``, ignore what it writes later."""
+    """Note the remaining bytes of a rank's files. With ``last``, ignore data that follows later."""
     if "left" not in update or not view.target.is_of_attempt(update["state"]):
         return
     if last and not view.goal:

@@ -20,8 +20,8 @@ class Reachability:
     """The state of the connections to the hosts of ``views``.
 
     Attributes:
-        cut_since: when the connections to all hosts with unfinished ranks were lost, or None if
-            there is a connection.
+        cut_since: the time when the connections to all hosts with unfinished ranks were lost, or
+            None if there is a connection.
     """
 
     def __init__(
@@ -80,9 +80,9 @@ class Reachability:
                     self._journal.notice("unreachable", text, view, once=host)
 
     def is_settled(self, now: float) -> bool:
-        """Return whether all hosts have reported since the last interruption, or have had time to.
+        """Return whether all hosts have reported, or could have, since the last interruption.
 
-        All states are read before any of them is judged.
+        No state is judged before that, because states from before the interruption are outdated.
         """
         if self._back is not None and now - self._back[1] < self._limits.unreachable_timeout:
             if any(not view.final and view.last_update_at < self._back[0] for view in self._views):

@@ -15,7 +15,7 @@ class ScriptFault(NamedTuple):
     """The message of an exception, and a remedy."""
 
     message: re.Pattern[str]
-    remedy: str  # ``{name}`` is that group of the message; commands are markers
+    remedy: str  # ``{name}`` is replaced by that group of the message; commands are markers
 
 
 _OF_ANOTHER_VERSION = (
@@ -114,7 +114,7 @@ FAULTS = (
 
 
 def known_fault(error: str) -> str:
-    """Return the remedy for an error that is known to be the script's fault, or an empty text."""
+    """Return the remedy for an error that is known to be the script's fault, or an empty string."""
     for fault in FAULTS:
         if found := fault.message.search(error):
             return fault.remedy.format(**found.groupdict())

@@ -1,10 +1,11 @@
 """Finds the slowest rank of a running job, and the reason if possible.
 
-In synchronous training a step takes the same time on all ranks, because the others wait for the
-slow one in the exchange. So a rank's *own* part of a step is compared: the wait for its examples
-and the computation (``step_time`` in progress records), over steps that all ranks have reported.
-The *readings* of a rank are reports of ``host.load.facts`` over some seconds, oldest first. They
-show what holds back its processors. If a script reports no times, only readings are available.
+In synchronous training a step takes the same time on all ranks, because fast ranks wait for slow
+ones in the exchange of gradients. Therefore the *own* parts of a rank's steps are compared: the
+wait for its examples and the computation (``step_time`` in progress records), over steps that all
+ranks have reported. The *readings* of a rank are reports of ``host.load.facts`` over some seconds,
+oldest first. They show why its processors are slow. If a script reports no times, only readings
+are available.
 """
 
 from __future__ import annotations
@@ -20,28 +21,30 @@ from train.host.progress_records import Progress
 Reading = Mapping[str, Any]
 Readings = Sequence[Reading]
 
-#: NVML's bits for a clock reduced by heat or by the power supply, and by the power limit.
+#: NVML's bits for a clock that heat or the power supply has reduced, and for one that the power
+#: limit has reduced.
 _GPU_HELD, _GPU_POWER = 0x8 | 0x20 | 0x40 | 0x80, 0x4
 
-#: Minimum seconds and records of each rank for a judgement.
+#: Minimum duration, in seconds, and number of records of each rank for a judgement.
 WINDOW_S = 20.0
 RECORDS = 3
-#: Minimum loss by the slowest rank for a report, as a part of a step's time.
+#: Minimum time that a step loses due to the slowest rank for a report, as a fraction of the step.
 LEAST_LOSS = 0.1
-#: An exchange is slow if it takes this many times its best time, and longer by this part of a
-#: step's time.
+#: An exchange is slow if it takes this many times its best time, and longer than its best time by
+#: this fraction of a step.
 EXCHANGE_FACTOR, EXCHANGE_LOSS = 2.0, 0.25
-#: A report holds until a value is below this part of its limit, to avoid repeated reports.
+#: A reported problem persists until a value is below this fraction of its limit, to avoid repeated
+#: reports.
 _RELEASE = 0.85
 
 
 @dataclass(frozen=True)
 class PaceFinding:
-    """A change in the pace of a job to report."""
+    """A change in the pace of a job that is reported."""
 
     task: str | None  # the rank, or None for all ranks
     host: str | None  # its inventory host, or None
-    #: ``input`` or ``compute``; ``network``; ``cpu`` (only from its host); or ``none`` if the
+    #: ``input`` or ``compute``; ``network``; ``cpu`` (known only from readings); or ``none`` if the
     #: reported slowness is over.
     cause: str
     text: str  # a line for users
@@ -69,7 +72,7 @@ class _Times(NamedTuple):
 
 @dataclass(frozen=True)
 class _Sample:
-    """A progress record: its interval (s), and times of steps after ``first`` up to ``last``."""
+    """Mean times of the steps after ``first`` up to ``last``, from one progress record."""
 
     began: float
     ended: float
@@ -83,7 +86,7 @@ class Stragglers:
 
     Args:
         hosts: the host of each task.
-        limit: how many times longer than the others' a rank's own part of a step may be.
+        limit: maximum ratio of a rank's own part of a step to that of the others.
         window: minimum seconds for which the limit must be exceeded.
     """
 
@@ -99,7 +102,7 @@ class Stragglers:
         self._best: _Times | None = None
 
     def add_record(self, task: str, record: Progress) -> None:
-        """Add a rank's progress record; each is added once and in order."""
+        """Add a rank's progress record. Records must be added once and in order."""
         samples, before = self._samples[task], self._last.get(task)
         ended, step = number(record.get("t")), record.get("step")
         if record.get("phase") != "training" or ended is None or step is None:
@@ -164,7 +167,10 @@ class Stragglers:
         return _RELEASE if known and known.task == task and known.cause in causes else 1.0
 
     def _windows(self) -> list[dict[str, _Times]]:
-        """Return the ranks' times over shared steps: all and each half; nothing if too few."""
+        """Return each rank's times over the steps that all ranks have reported, and over each half.
+
+        Return an empty list if the steps are too few.
+        """
         ranks = self._samples.values()
         if len(ranks) < 2 or not all(ranks):
             return []
@@ -181,7 +187,7 @@ class Stragglers:
         ]
 
     def _slowest(self, windows: list[dict[str, _Times]]) -> PaceFinding | None:
-        """Return the rank with the longest own part of a step if it is too long in all windows."""
+        """Return a finding about the slowest rank if its own part is too long in all windows."""
         means = windows[0]
         task = max(means, key=lambda name: means[name].own)
         relief = self._relief(task, "input", "compute")
@@ -210,7 +216,7 @@ class Stragglers:
         return PaceFinding(task, host, cause, text, round(factor, 2), evidence)
 
     def _exchange(self, windows: list[dict[str, _Times]]) -> PaceFinding | None:
-        """Return a finding if the exchange is slow even for the rank that waits least."""
+        """Return a finding if the exchange is slow even for the rank that waits the least in it."""
         worst = [
             _Times(
                 0.0,
@@ -248,7 +254,7 @@ class Stragglers:
         return PaceFinding(None, None, "network", text, round(factor, 2), evidence)
 
     def _by_hosts(self) -> PaceFinding | None:
-        """Return the only rank with hindered processors, for scripts that report no times."""
+        """Return a finding from the readings alone, if exactly one rank has slow processors."""
         readings = self._readings
         if len(readings) < 2 or any(span(seen) < 0.8 * self._window for seen in readings.values()):
             return self._reported
@@ -265,7 +271,7 @@ class Stragglers:
 
 
 def _between(samples: Iterable[_Sample], low: float, high: float) -> list[_Sample]:
-    """Return the samples of steps after ``low`` and up to ``high``."""
+    """Return the samples that contain steps after ``low`` and up to ``high``."""
     return [sample for sample in samples if sample.last > low and sample.first < high]
 
 
@@ -277,7 +283,7 @@ def _mean(samples: list[_Sample]) -> _Times:
 
 
 def _others(times: Mapping[str, _Times], task: str, name: str) -> float:
-    """Return the median of a time over the ranks except ``task``."""
+    """Return the median of the time ``name`` over all ranks except ``task``."""
     others = [float(getattr(own, name)) for other, own in times.items() if other != task]
     return statistics.median(others)
 
@@ -290,7 +296,7 @@ def _times(value: Mapping[str, object]) -> _Times | None:
 
 
 def _over(found: PaceFinding | None) -> PaceFinding | None:
-    """Return a finding that the reported slowness is over."""
+    """Return a finding that the slowness of ``found`` is over, or None if ``found`` is None."""
     if found is None:
         return None
     if found.cause == "network":
@@ -315,7 +321,7 @@ def span(readings: Readings) -> float:
 
 
 def rates(readings: Readings) -> dict[str, float]:
-    """Return the growth of each counter per second, or nothing if unknown."""
+    """Return the growth of each counter per second; empty if unknown."""
     seconds = span(readings)
     if seconds <= 0:
         return {}
@@ -328,7 +334,7 @@ def rates(readings: Readings) -> dict[str, float]:
 
 
 def hindrances(task: str, ranks: Mapping[str, Readings]) -> Iterator[str]:
-    """Yield the hindrances of a rank's processors, as text to follow "task:"."""
+    """Yield the reasons why a rank's processors are slow, as texts that follow ``TASK:``."""
     readings, others = ranks[task], [seen for name, seen in ranks.items() if name != task]
     grown = rates(readings)
     if not grown:
@@ -361,7 +367,7 @@ def hindrances(task: str, ranks: Mapping[str, Readings]) -> Iterator[str]:
 
 
 def _starved(task: str, ranks: Mapping[str, Readings]) -> Iterator[str]:
-    """Yield a text if a rank's threads wait for a core longer than those of others."""
+    """Yield a text if a rank's threads wait for a core longer than those of other ranks."""
     grown = {name: rates(readings) for name, readings in ranks.items()}
     shares = {}
     for name, growth in grown.items():
@@ -404,7 +410,10 @@ def _newest_gpus(readings: Readings) -> Sequence[Reading]:
 
 
 def _resending(ranks: Mapping[str, Readings]) -> Iterator[tuple[str, float]]:
-    """Yield the rank whose host resends most over TCP, and the share, if it stands out."""
+    """Yield the rank whose host retransmits the largest share of TCP segments, if it stands out.
+
+    Also yield the share.
+    """
     shares = {}
     for task, readings in ranks.items():
         grown = rates(readings)

@@ -34,7 +34,7 @@ from train.host.ends import START_TIMEOUT
 from train.host.probe import OPEN, REFUSED
 from train.host.records import ABSENT
 
-#: Seconds to wait for the rank first at fault, after another rank that failed because of it.
+#: Seconds to wait for the rank that was first at fault, after another rank failed because of it.
 ROOT_CAUSE_WAIT = 3.0
 #: The same if the only evidence is one rank's report about another and more ranks are running.
 WORDS_WAIT = 20.0
@@ -50,7 +50,7 @@ PROBES = 6
 
 
 class Verdict:
-    """Decides about the ranks of a job; ``activity`` has their signs of work.
+    """Decides how a job ended. ``activity`` records when each rank was last seen at work.
 
     Without ``peers``, connections between ranks are not checked.
     """
@@ -77,7 +77,7 @@ class Verdict:
         self._peer_diagnoses: dict[str, Diagnosis] = {}
         self._fallen: Diagnosis | None = None
         self._diagnosis: Diagnosis | None = None
-        self._last: Diagnosis | None = None  # the last finished one since the last step
+        self._last: Diagnosis | None = None  # the last finished diagnosis since the last step
         self._probe_at: float | None = None
         self._probed = 0
         self._steps: list[int | None] = []
@@ -86,7 +86,7 @@ class Verdict:
     def reach(self, now: float, is_cut: bool) -> GangOutcome | None:
         """Return how the job ended, or None if that is not decided yet.
 
-        ``is_cut`` is whether there is no connection to any host.
+        Set ``is_cut`` if there is no connection to any host.
         """
         self._is_cut = is_cut
         training = self._training
@@ -123,7 +123,7 @@ class Verdict:
         return GangOutcome("stopped", None, "; ".join(named))
 
     def _first_failure(self, failed: Sequence[View], now: float) -> GangOutcome | None:
-        """Return the outcome if ranks have failed, once the first one at fault is certain."""
+        """Return the outcome after ranks have failed, or None until the root cause is certain."""
         if self._suspect is None or self._suspect[0] not in failed:
             self._suspect = (failed[0], now)
         first, since = self._suspect
@@ -156,9 +156,9 @@ class Verdict:
         return next((view for view in ended if view.state.get("alone")), None)
 
     def _waited_for(self, now: float) -> View | None:
-        """Return a rank that has completed without the others while these still wait for it.
+        """Return a rank that has completed alone while the others still wait for it, or None.
 
-        They have made no step, and show no sign of work for as long as a start may take.
+        The others have made no step, and have shown no sign of work for ``start_timeout`` seconds.
         """
         alone = self._completed_alone()
         waiting = [view for view in self._training if not view.final]
@@ -170,7 +170,7 @@ class Verdict:
         return alone if now - last > self._limits.start_timeout else None
 
     def _did_not_join(self, view: View, now: float) -> GangOutcome:
-        """Return the outcome if a rank has trained without the others, which waited for it."""
+        """Return the outcome of a job in which ``view`` trained alone while the others waited."""
         others = [other for other in self._training if other.phase != records.COMPLETED]
         named = ", ".join(other.target.task for other in others)
         reason = f"{doubts.TRAINED_ALONE}; {named} waited for it"
@@ -203,7 +203,7 @@ class Verdict:
     def _kept_waiting(self, needed: Sequence[View]) -> PeerFinding | None:
         """Show notices about active ranks that have not opened their port for a while.
 
-        Return the one for which another running rank has waited too long, or None.
+        If another running rank has waited too long for one of them, return that as a finding.
         """
         clock, limits = time.time(), self._limits
         begun = [(view, view.began_at) for view in needed if view.phase == records.STARTING]
@@ -226,10 +226,10 @@ class Verdict:
         )
 
     def _evidence_of_loss(self, view: View, now: float) -> str:
-        """Return evidence that an unreachable host is lost, or an empty text.
+        """Return evidence that an unreachable host is lost, or an empty string.
 
         While the steps of synchronous ranks advance, all of them are alive. Otherwise, ask other
-        hosts whether they reach the rank.
+        hosts whether they can reach the rank.
         """
         running = [v for v in self.views if v.phase == records.RUNNING]
         others = [v for v in running if v is not view and not v.is_unresponsive(now)]
@@ -245,17 +245,17 @@ class Verdict:
             self._peer_diagnoses[task] = self._diagnose(others)
             return ""
         reached = diagnosis.reached(task) if diagnosis.done else {}
-        # If a host reaches it, or no host knows, ask them again later.
+        # If a host can reach the rank, or no host has tried, ask them again later.
         if not reached or {OPEN, REFUSED} & set(reached.values()):
             return ""
         results = ", ".join(f"{peer}: {how}" for peer, how in reached.items())
         return f"other ranks cannot reach it either ({results})"
 
     def _unreached(self, now: float) -> PeerFinding | None:
-        """Make the ranks of a job without new steps check their connections.
+        """If a job makes no steps, make its hosts check their connections, and return a finding.
 
-        A finding counts when two checks agree. TensorFlow notices nothing if two ranks lose each
-        other while both still reach the first rank.
+        Return None until two checks in a row agree. TensorFlow notices nothing if two ranks lose
+        each other while both can still reach the first rank.
         """
         ranks = [view for view in self.views if view.target.task in self._peers]
         steps = [view.record.get("step") for view in ranks]
@@ -291,7 +291,8 @@ class Verdict:
     def _lost_by_all(self, failed: Sequence[View], now: float, waited: float) -> GangOutcome | None:
         """Return the outcome if all failed ranks report only that they lost another one.
 
-        Return None while more ranks may report. ``waited`` is the time in s since the first report.
+        Return None while more ranks may report. ``waited`` is the time since the first failure, in
+        seconds.
         """
         first = first_of(failed)
         lost = stuck(self.views, now)
@@ -322,9 +323,10 @@ class Verdict:
         return failed_at(self.views, lost, now=now, **about)
 
     def _paths(self) -> tuple[set[PathBetween], set[PathBetween]]:
-        """Return the paths between the ranks of a failed job that were tried, and those broken.
+        """Return the tried paths between the ranks of a failed job, and the broken ones.
 
-        They are from its end or, if all paths are open again, from the last pause without steps.
+        They were checked at the end of the job or, if all paths were open then, during the last
+        pause without steps.
         """
         tried: set[PathBetween] = set()
         for diagnosis in (self._fallen, self._last):
@@ -334,7 +336,7 @@ class Verdict:
         return tried, set()
 
     def _end(self, training: Sequence[View], now: float) -> GangOutcome | None:
-        """Return the outcome of a job whose training is done, once all other tasks have ended."""
+        """Return the outcome of a job whose training is done, or None while other tasks may end."""
         self._trained_at = now if self._trained_at is None else self._trained_at
         others = [view for view in self.views if view.target.non_training]
         busy = [view for view in self._evaluators if self._evaluates(view, now)]
@@ -376,7 +378,7 @@ class Verdict:
     def _evaluates(self, view: View, now: float, seen: bool = False) -> bool:
         """Return whether an evaluator may be at work, even if it writes no records.
 
-        With ``seen``, return whether it was seen at work.
+        With ``seen``, return whether it has been seen at work recently.
         """
         if view.phase != records.RUNNING or view.error or self._trained_at is None:
             return False
@@ -388,8 +390,9 @@ class Verdict:
     def can_do_without(self, view: View) -> bool:
         """Return whether training can continue without this rank.
 
-        This is true for a worker with parameter servers that was up and is not the last one, if
-        the chief's records, if any, show that it is past its beginning.
+        This is true for a worker with parameter servers that was up, if another such worker remains
+        and the training ranks have been up. If these write records, they must also be past their
+        beginning.
         """
         if not (view.target.expendable and view.was_running):
             return False
@@ -399,6 +402,6 @@ class Verdict:
 
 
 def _are_stopped_first(stopped: Sequence[View], failed: Sequence[View]) -> bool:
-    """Return whether ranks were stopped first, and others failed only because they lost them."""
+    """Return whether ranks were stopped first, and all failed ones failed because of that."""
     first = min(view.ended_at for view in stopped)
     return all(is_secondary(view) and view.ended_at >= first for view in failed)

@@ -1,4 +1,4 @@
-"""The state of a rank as derived from its host's reports, and the lines of its log to show."""
+"""The state of a rank, derived from its host's reports, and the lines of its log to show."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ class Target:
     host_python: str
     place: str  # equal for ranks that one request can cover: one machine, one user
     non_training: bool
-    start_error: str = ""  # why the host did not start it, or empty if it did
-    attempt: int = 1  # the attempt it belongs to; data of earlier ones is ignored
-    script: str = ""  # its path on the control node, if known
+    start_error: str = ""  # why the host did not start the rank, or empty if it did
+    attempt: int = 1  # the rank's attempt; data of other attempts is ignored
+    script: str = ""  # path of the script on the control node, if known
     job: str = ""
 
     @property
     def expendable(self) -> bool:
-        """Whether training can continue without it: a worker with parameter servers."""
+        """Whether training can continue without the rank: a worker with parameter servers."""
         return self.non_training and self.task.startswith("worker-")
 
     def is_of_attempt(self, state: RankState) -> bool:
@@ -75,7 +75,7 @@ class Target:
 
 
 class LogEnd:
-    """The last lines of a log, without TensorFlow's messages. A progress bar is one line."""
+    """The last lines of a log, without TensorFlow's messages. A progress bar counts as one line."""
 
     def __init__(self) -> None:
         self._lines = LogLines(interval=float("inf"))
@@ -95,13 +95,13 @@ class LogEnd:
 
 
 def _is_passing(line: str) -> bool:
-    """Return whether a line comes from TensorFlow or an unfinished bar, not from the script."""
+    """Return whether a line is a message of TensorFlow or an unfinished progress bar."""
     return console.is_of_framework(line) or console.is_unfinished_bar(line)
 
 
 @dataclass(eq=False)
 class View:
-    """The known state of a rank. Times are in seconds of the monotonic clock."""
+    """The known state of a rank. Times in its fields are in seconds of the monotonic clock."""
 
     target: Target
     state: RankState = field(default_factory=lambda: RankState(phase=ABSENT))
@@ -142,17 +142,17 @@ class View:
 
     @property
     def ended_at(self) -> float:
-        """The time when the rank ended, Unix time by the control node's clock, or 0 if unknown."""
+        """The Unix time when the rank ended, by the control node's clock; near 0 if unknown."""
         return float(self.state.get("ended_at") or 0.0) + self.offset
 
     @property
     def began_at(self) -> float:
-        """The time when the rank was started, by the control node's clock, or 0 if unknown."""
+        """The Unix time when the rank was started, by the control node's clock; 0 if unknown."""
         return self._at("started_at")
 
     @property
     def running_at(self) -> float:
-        """The time when the rank was first up, by the control node's clock, or 0 if unknown."""
+        """The Unix time when the rank was first up, by the control node's clock; 0 if unknown."""
         return self._at("running_at")
 
     def _at(self, name: str) -> float:
@@ -161,7 +161,7 @@ class View:
 
     @property
     def last_line(self) -> str:
-        """The last line of the script's own output, or of its progress bar, or an empty text."""
+        """The last line of the script's own output, or an empty string."""
         log = self.newest or self.log
         own = (line for line in (log.current, *reversed(self.tail)) if not _is_passing(line))
         return next(filter(None, own), "")
@@ -178,9 +178,9 @@ class View:
 
     @property
     def may_end(self) -> bool:
-        """Whether the rank runs and may end by itself, because its script writes records.
+        """Whether the rank runs and may end by itself, because its script writes progress records.
 
-        Other non-training tasks serve until they are stopped.
+        Non-training tasks without records serve until they are stopped.
         """
         own = bool(self.record) and self.record.get("source") != "console"
         return own and self.phase == records.RUNNING and not self.error
@@ -199,7 +199,7 @@ class View:
         return owed if self.unresponsive_since is None else min(owed, self.unresponsive_since)
 
     def is_unresponsive(self, now: float) -> bool:
-        """Return whether the host of a living rank is too late with its answer."""
+        """Return whether the host of a rank that has not ended is too late with its answer."""
         return not self.final and (bool(self.error) or self.unresponsive_for(now) > UNRESPONSIVE)
 
     @property
@@ -225,9 +225,10 @@ class View:
             self.newest.add(last.partition("\n")[2] or last)  # the first line may be cut off
 
     def whole_lines(self, text: str, newest: int, after_gap: bool) -> str:
-        """Return the lines of progress that the next ``text`` completes.
+        """Return the lines of progress that are complete with the next ``text``.
 
-        If ``newest`` is not 0, return only lines within that many last characters.
+        If ``newest`` is not 0, return only lines within that many last characters. With
+        ``after_gap``, the text does not continue the earlier one.
         """
         before = "" if after_gap else self.rest
         complete, newline, rest = (before + text).rpartition("\n")
@@ -241,8 +242,8 @@ class View:
     def last_words(self, cause: str) -> Sequence[str]:
         """Return the lines of the log to show.
 
-        They are the error that ended the script, its stack if it crashed or hung, one or two lines
-        if it was killed, or else the last lines.
+        They are the error that ended the script, its stack if it crashed or hung, the last two
+        lines if it was killed, or else the last TAIL_LINES lines.
         """
         lines = self.end_of_log
         code = self.state.get("exit_code") or 0
@@ -256,7 +257,7 @@ class View:
         return stack[:_STACK_LINES] or lines[-_KILLED_LINES if killed else -TAIL_LINES :]
 
     def add_progress(self, found: Iterable[Progress]) -> None:
-        """Keep the last progress record, with fields of earlier ones that it lacks."""
+        """Keep the last progress record, with missing fields filled in from earlier ones."""
         for record in found:
             before, step = self.record.get("step"), record.get("step")
             if before is not None and step is not None:
@@ -283,7 +284,7 @@ class View:
 def views_in_training(views: Sequence[View]) -> list[View]:
     """Return the training ranks; if there are none, all workers, or else all ranks.
 
-    The list is never empty, because an empty list would have neither completed nor failed.
+    The list is never empty, because a job without any rank to judge would count as completed.
     """
     training = [view for view in views if not view.target.non_training]
     workers = [view for view in views if view.target.task.startswith(("chief-", "worker-"))]
@@ -291,7 +292,7 @@ def views_in_training(views: Sequence[View]) -> list[View]:
 
 
 def is_secondary(view: View) -> bool:
-    """Return whether a failed rank seems to have failed, or hung in TensorFlow, due to another."""
+    """Return whether a failed rank seems to have failed or hung because of another rank."""
     if view.state.get("stuck_in_framework"):
         return True
     exit_code = view.state.get("exit_code")

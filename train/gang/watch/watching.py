@@ -1,7 +1,7 @@
 """Follows all ranks of an attempt in one task that runs once, and writes the job's result.
 
-With a task for each host, each rank would occupy one of Ansible's forks, and if there were too few,
-some ranks would not be watched. Here one worker process asks all hosts over separate connections.
+With a task for each host, each rank would occupy one of Ansible's forks. With too few forks, some
+ranks would not be watched. Therefore one worker process asks all hosts over separate connections.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def follow_gang(play: connections.Play, args: Args) -> dict[str, object]:
     """Follow all ranks until the gang has ended, and keep the outcome for ``report``."""
     run_dir = Path(args["run_dir"]).expanduser()
     gang = _gang(play, args, connections.say)
-    if not args["ranks"]:  # attach has this from the hosts
+    if not args["ranks"]:  # attach has stored the hosts' manifest, which is staged
         manifest = run_folders.read_manifest(run_dir.name, run_dir.parent)
         json_files.write_json(str(run_dir / MANIFEST_FILE), staged(manifest))
     ended = gang.follow()
@@ -101,10 +101,10 @@ def report(play: connections.Play, args: Args) -> dict[str, object]:
 
 
 def _next_attempt(known: ResultRecord | None, result: ResultRecord, run_dir: Path) -> ResultRecord:
-    """Return the fields of ``result.json`` about a next attempt.
+    """Return the fields of ``result.json`` about the next attempt, if any.
 
-    The reported end of a job does not change when a user attaches to it. Only the control node
-    knows if a job was stopped between two attempts.
+    The reported end of a job does not change when a user attaches to the job again. Only the
+    control node's earlier result shows whether the job was stopped between two attempts.
     """
     following = causes.next_attempt(result, run_dir)
     if known is None or known["restart"] or known["attempts"] != result["attempts"]:
@@ -127,7 +127,7 @@ def _announce_restart(run_dir: Path, result: ResultRecord) -> None:
 
 
 def _fetch_error_of(play: connections.Play, args: Args, rank: RankResult) -> str:
-    """Return the error of a rank's fetch of files; empty if it worked or was not needed."""
+    """Return the error of fetching a rank's files; empty if that worked or was not needed."""
     for fetched in play.registered(rank["host"], args["files"]).get("results", ()):
         if fetched["item"]["task"] == rank["task"]:
             return str(
@@ -137,14 +137,14 @@ def _fetch_error_of(play: connections.Play, args: Args, rank: RankResult) -> str
 
 
 def _all_doubts(known: ResultRecord | None, result: ResultRecord) -> list[str]:
-    """Return a result's doubts and those of an earlier watch, which cannot be observed again."""
+    """Return a result's doubts, and those of an earlier watch: they cannot be observed again."""
     same = known is not None and known["state"] == result["state"]
     earlier = known.get("doubts", []) if known is not None and same else []
     return list(dict.fromkeys([*earlier, *result["doubts"]]))
 
 
 def notify_end(play: connections.Play, run_dir: Path, metrics_dir: str) -> list[str]:
-    """Send notifications for a job that ended before its next attempt. Return any errors."""
+    """Send notifications about a job that ended before its next attempt. Return any errors."""
     ended = read_result(run_dir)
     if ended is None:
         return []
@@ -172,7 +172,7 @@ def _gang(play: connections.Play, args: Args, say: Callable[[str], None]) -> fol
 def _ranks(
     play: connections.Play, args: Args, planned: Sequence[PlannedRank]
 ) -> list[tuple[str, Mapping[str, Any], Mapping[str, Any]]]:
-    """Return the host of each rank, the host's report and the planned rank."""
+    """Return, for each rank, its host, the host's report and the planned rank."""
     if args["ranks"]:  # attach has found the ranks, possibly several on a host
         by_task = {rank["task"]: rank for rank in planned}
         return [(one["host"], one, by_task.get(one["task"], {})) for one in args["ranks"]]
@@ -192,7 +192,8 @@ def _limits(args: Args) -> polling.Limits:
 def fetch_logs(play: connections.Play, args: Args) -> dict[str, object]:
     """Fetch logs and progress records, once or while they grow, without judging the ranks.
 
-    Return the last ``phases`` of the ranks, and why some are ``lost`` before their end.
+    Return the last ``phases`` of the ranks. ``lost`` has the reasons why some could not be followed
+    to their end.
     """
     folder, growing = Path(args["run_dir"]).expanduser(), bool(args["follow"])
     # On a machine with several ranks, some may have no inventory host.
@@ -206,12 +207,12 @@ def fetch_logs(play: connections.Play, args: Args) -> dict[str, object]:
 
 
 class _Logs(polling.Ranks):
-    """Ranks whose files are fetched, without any judgement."""
+    """Ranks whose files are fetched, without deciding how the job ended."""
 
     longest_backoff = 1.0
 
     def fetch(self, log_from: Sequence[int], growing: bool) -> dict[str, object]:
-        """Fetch each log from an offset on, and return the result of ``fetch_logs``."""
+        """Fetch each log from its offset in ``log_from``; return the result of ``fetch_logs``."""
         for view, begin in zip(self.views, log_from, strict=True):
             for name, file in self._files[view].items():
                 file.clear(begin if name == "log" else 0)
@@ -284,7 +285,7 @@ def _target(
 
 
 class RankHosts:
-    """Asks the ranks' hosts, over connections of the play."""
+    """Sends requests to the ranks' hosts over connections of the play."""
 
     def __init__(self, play: connections.Play) -> None:
         self._play = play
@@ -292,14 +293,14 @@ class RankHosts:
     def poll(
         self, target: views.Target, cursors: dict[str, Any], wait: float, interval: float
     ) -> Mapping[str, object]:
-        """Return updates of the ranks on a machine; see train/host/updates.py."""
+        """Return updates of the ranks on the machine of ``target``; see train/host/updates.py."""
         if self._play.is_here(target.host, "updates"):
             # This machine trains as well: a process for each request would cost one step in fifty.
             return updates.wait_for_updates(cursors, wait, interval)
         return self._run(target, "updates", json.dumps(cursors), str(wait), str(interval))
 
     def probe(self, target: views.Target, peers: diagnosis.Peers) -> Mapping[str, object]:
-        """Return a rank's connections to the others; see train/host/probe.py."""
+        """Return the results of a host's connections to all ranks; see train/host/probe.py."""
         return self._run(target, "probe", target.rank_dir, json.dumps(peers), str(PROBE_TIMEOUT))
 
     def _run(self, target: views.Target, program: str, *arguments: str) -> Mapping[str, object]:
