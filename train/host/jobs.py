@@ -70,7 +70,7 @@ def list_here(params: Params) -> CallResult:
     root, sizes = rank_files.expand(params["root"]), bool(params.get("sizes"))
     lease_dir = params.get("lease_dir")
     held = leases.entries(rank_files.expand(lease_dir)) if lease_dir else []
-    taken = [leases.whose(one) for one in held if one["state"] != leases.QUEUED]
+    taken = [leases.whose(one) for one in held if one["state"] in (leases.TAKEN, leases.STARTED)]
     return {"jobs": list_jobs(root, params.get("job"), lines, sizes), "leases": taken}
 
 

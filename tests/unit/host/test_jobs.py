@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from tests.support import lease_ranks
 from tests.support.job_folders import DAY, jobs_in, lay_out, write_manifest
 from tests.unit.host.conftest import Starter
-from train.host import jobs, rank_environment, rank_files
+from train.host import jobs, leases, rank_environment, rank_files
 from train.host.call_types import CallError
 
 
@@ -224,3 +225,12 @@ def test_a_removal_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert len(jobs_in(tmp_path)) == 1
     assert remove(tmp_path) == NOTHING
     assert jobs_in(tmp_path) == [], "it is tried again the next time"
+
+
+def test_the_leases_are_listed_also_after_a_waiting_job_was_stopped(tmp_path: Path) -> None:
+    folder = str(tmp_path / "leases")
+    for job in ("stopped", "running"):
+        leases.take(folder, {f"port/{job}": "a port"}, lease_ranks.holder(job))
+    assert leases.stop_job(folder, "stopped", "was stopped by anna") == 1
+    (found,) = jobs.list_here({"root": str(tmp_path), "lease_dir": folder})["leases"]
+    assert found.startswith("reserved for worker-0 of job running (user ")
