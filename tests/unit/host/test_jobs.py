@@ -229,8 +229,8 @@ def test_a_removal_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_leases_are_listed_also_after_a_waiting_job_was_stopped(tmp_path: Path) -> None:
     folder = str(tmp_path / "leases")
-    for job in ("stopped", "running"):
-        leases.take(folder, {f"port/{job}": "a port"}, lease_ranks.holder(job))
+    for job, port in (("stopped", 1001), ("running", 1002)):
+        leases.take(folder, {f"port/{port}": f"port {port}"}, lease_ranks.holder(job))
     assert leases.stop_job(folder, "stopped", "was stopped by anna") == 1
     (found,) = jobs.list_here({"root": str(tmp_path), "lease_dir": folder})["leases"]
     assert found.startswith("reserved for worker-0 of job running (user ")
