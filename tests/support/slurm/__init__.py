@@ -124,13 +124,19 @@ def _image() -> str:
     """Build the image of all hosts, unless one with the same inputs exists, and return its tag."""
     recipe = (_FOLDER / "Dockerfile").read_text(encoding="utf-8")
     uid = f"TRAIN_UID={os.getuid() or 1000}"
+    inputs = "\n".join([ensure_image(BOOKWORM), uid, recipe])
+    tag = f"train-slurm:{hashlib.sha256(inputs.encode()).hexdigest()[:12]}"
+    if _has_image(tag):
+        return tag
     with one_build():
-        inputs = "\n".join([ensure_image(BOOKWORM), uid, recipe])
-        tag = f"train-slurm:{hashlib.sha256(inputs.encode()).hexdigest()[:12]}"
-        if docker("image", "inspect", tag, check=False).returncode:
+        if not _has_image(tag):
             words = ("build", "--build-arg", f"BASE={BOOKWORM}", "--build-arg", uid)
             docker(*words, "--tag", tag, "-", stdin=recipe, timeout=900)
     return tag
+
+
+def _has_image(tag: str) -> bool:
+    return docker("image", "inspect", tag, check=False).returncode == 0
 
 
 def _control(image: str) -> Path:
@@ -142,6 +148,8 @@ def _control(image: str) -> Path:
     lock = (REPOSITORY / "requirements/control.txt").read_text(encoding="utf-8")
     lock = re.sub(r"^(ansible|uv)==(.|\n(?!\S))*\n", "", lock, flags=re.MULTILINE)
     folder = _ENVIRONMENTS / hashlib.sha256(f"{lock}{image}".encode()).hexdigest()[:12]
+    if (folder / "ready").exists():
+        return folder
     with one_build():
         if (folder / "ready").exists():
             return folder
