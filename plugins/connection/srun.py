@@ -103,6 +103,19 @@ _CLUSTER = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
 #: Maximum number of characters of an error of srun in a message.
 _ERROR = 500
 _POLL_S = 1.0
+#: Maximum number of digits of an exit code.
+_DIGITS = 3
+#: Errors of srun that pass, if the command has not begun.
+_BUSY = re.compile(
+    r"Socket timed out|Communication connection failure|Unable to contact slurm controller|"
+    r"temporarily|nodes are busy|Connection (?:refused|reset|timed out)",
+    re.IGNORECASE,
+)
+_PAUSE_S = 2.0
+
+
+class _BusyError(Exception):
+    """A busy Slurm has not started a step."""
 
 
 class _Stream:
@@ -119,8 +132,8 @@ class _Stream:
 
     def add(self, data: bytes) -> None:
         """Add output, and search it for the marks."""
-        # The mark may begin in data that was added before.
-        start = max(0, len(self._data) - len(self._end))
+        # The mark and the number after it may begin in data that was added before.
+        start = max(0, len(self._data) - len(self._end) - _DIGITS)
         self._data += data
         if not self.has_begun:
             place = self._data.find(self._begin)
@@ -205,8 +218,25 @@ class Connection(ConnectionBase):  # type: ignore[misc]
     def _run(self, command: str, in_data: bytes | IO[bytes] | None) -> tuple[int, bytes, bytes]:
         """Run a command; return its exit code and output.
 
-        Raise AnsibleConnectionFailure if the step did not start, or ended without a report.
+        A step that a busy Slurm did not start is tried again until the timeout. Raise
+        AnsibleConnectionFailure if the step did not start, or ended without a report.
         """
+        deadline = time.monotonic() + float(self.get_option("timeout"))
+        while True:
+            try:
+                return self._run_step(command, in_data)
+            except _BusyError as error:
+                if time.monotonic() + _PAUSE_S > deadline:
+                    raise AnsibleConnectionFailure(str(error)) from error
+                display.vvv(f"{error}: again in {_PAUSE_S:g} s", host=self.get_option("host"))
+                time.sleep(_PAUSE_S)
+                if in_data is not None and not isinstance(in_data, bytes):
+                    in_data.seek(0)
+
+    def _run_step(
+        self, command: str, in_data: bytes | IO[bytes] | None
+    ) -> tuple[int, bytes, bytes]:
+        """Run a command as one step. Raise _BusyError if it may be tried again."""
         mark = f"step-{secrets.token_hex(12)}"
         words = self._command(mark, command, in_data is not None)
         is_file = in_data is not None and not isinstance(in_data, bytes)
@@ -240,7 +270,9 @@ class Connection(ConnectionBase):  # type: ignore[misc]
         if output.code is None:
             code = process.wait()
             reason = os.fsdecode(errors.text).strip()[-_ERROR:] or f"exit code {code}"
-            raise AnsibleConnectionFailure(f"the Slurm step failed: {reason}")
+            is_busy = not output.has_begun and _BUSY.search(reason)
+            kind = _BusyError if is_busy else AnsibleConnectionFailure
+            raise kind(f"the Slurm step failed: {reason}")
         return output.code, output.text, errors.text
 
     def _read(self, process: subprocess.Popen[bytes], output: _Stream, errors: _Stream) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ SRUN = """#!/bin/bash
 here=$(dirname "$0")
 : > "$here/options"
 while [[ $1 == --* ]]; do echo "$1" >> "$here/options"; shift; done
+if [ -e "$here/busy" ]; then cat "$here/busy" >&2; rm "$here/busy"; exit 1; fi
 [ ! -e "$here/error" ] || { cat "$here/error" >&2; exit 1; }
 [ ! -e "$here/hangs" ] || sleep 60
 echo welcome
@@ -70,6 +72,17 @@ def test_input_and_output_are_unchanged(srun: Path) -> None:
     assert connect(srun).exec_command("kill -9 $$")[0] == 128 + signal.SIGKILL
 
 
+def test_the_end_of_a_command_is_found_however_its_output_is_split() -> None:
+    loaded = connection_loader.get("tensorflow_ansible.cluster.srun", class_only=True)
+    make = sys.modules[loaded.__module__]._Stream
+    whole = b"welcome\nstep-1 begin\nsome output\nstep-1 end 137\n"
+    for size in range(1, len(whole) + 1):
+        stream = make(b"step-1")
+        for place in range(0, len(whole), size):
+            stream.add(whole[place : place + size])
+        assert (stream.code, stream.text) == (137, b"some output\n"), size
+
+
 def test_files_are_sent_and_fetched(srun: Path, tmp_path: Path) -> None:
     data = os.urandom(300_000)
     (tmp_path / "a file").write_bytes(data)
@@ -113,6 +126,19 @@ def test_a_step_that_does_not_start_is_unreachable(srun: Path, tmp_path: Path) -
         connect(srun, ansible_srun_timeout=1).exec_command("true")
     with pytest.raises(AnsibleConnectionFailure, match=r"cannot run .*/none \(No such file"):
         connect(tmp_path / "none").exec_command("true")
+
+
+def test_a_step_that_a_busy_slurm_did_not_start_is_tried_again(srun: Path, tmp_path: Path) -> None:
+    reason = "srun: error: Unable to create step for job 77: Socket timed out on send/recv\n"
+    (tmp_path / "busy").write_text(reason)
+    assert connect(srun).exec_command("echo done") == (0, b"done\n", b"")
+    (tmp_path / "busy").write_text(reason)
+    (tmp_path / "file").write_text("all of it")
+    connect(srun).put_file(str(tmp_path / "file"), str(tmp_path / "sent"))
+    assert (tmp_path / "sent").read_text() == "all of it"
+    (tmp_path / "busy").write_text(reason)
+    with pytest.raises(AnsibleConnectionFailure, match="Socket timed out"):
+        connect(srun, ansible_srun_timeout=1).exec_command("echo done")
 
 
 @pytest.mark.parametrize(
