@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,6 +64,8 @@ class Cloud:
             **aws.environment,
             "HOME": str(folder / "home"),
             "PYTHONPATH": QUICK,
+            # Below the home, the path of a socket would be too long.
+            "ANSIBLE_SSH_CONTROL_PATH_DIR": tempfile.mkdtemp(prefix="aws-"),
         }
 
     def command(self, state: str, *options: str, **variables: Any) -> list[str]:
