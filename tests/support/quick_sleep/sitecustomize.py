@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import Any
 
 _sleep = time.sleep
 
 
-def _short(seconds: float) -> None:
+def _short(seconds: Any) -> None:
     _sleep(min(seconds, 0.01))
 
 
