@@ -59,9 +59,9 @@ def run_ranks(
     """Run a Python program as several workers and wait until they end.
 
     They are a gang if ``together`` is set, and otherwise independent. In ``folder``, each worker
-    writes ``progress.jsonl`` and ``stdout`` into a folder ``0``, ``1`` and so on. It has ``threads``
-    TensorFlow threads, and a job's allocator options unless ``variables`` overrides them. Its
-    command begins with its entry in ``prefixes``, if there are any. Raise RuntimeError if a worker
+    writes ``progress.jsonl`` and ``stdout`` into a folder ``0``, ``1`` and so on. TensorFlow gets
+    ``threads`` threads, and a job's allocator options unless ``variables`` overrides them. If there
+    are ``prefixes``, each worker's command begins with its prefix. Raise RuntimeError if a worker
     fails.
     """
     ranks = []

@@ -236,7 +236,7 @@ class _AllocatedHosts(argparse.Action):
     """Uses the nodes of the surrounding batch job as an inventory."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
-        """Read the allocation."""
+        """Add the nodes of the allocation to the inventory."""
         try:
             allocation = allocations.read(str(self.const), os.environ)
         except UserError as error:
@@ -416,7 +416,10 @@ def plain(value: Any, name: str) -> Any:
 
 
 def plain_variables(variables: Variables) -> dict[str, Any]:
-    """Return variables as JSON types; raise ValueError that names one that cannot be converted."""
+    """Return variables as JSON types.
+
+    Raise ValueError if one cannot be converted. The message names it.
+    """
     return {name: plain(value, name) for name, value in variables.items()}
 
 
@@ -488,7 +491,7 @@ def _pair(text: str) -> dict[str, Any]:
 def _named(text: str, variables: Mapping[Any, Any]) -> dict[str, Any]:
     """Return the variables of the option ``-e`` with ``text`` as JSON types.
 
-    Raise ValueError that names the option if a variable cannot be converted.
+    Raise ValueError if one cannot be converted. The message names the option.
     """
     try:
         return plain_variables(variables)
@@ -528,12 +531,12 @@ def _as_data(value: Any) -> Any:
 def file_of(variables: Variables) -> str:
     """Return the contents of a YAML file that passes variables to Ansible.
 
-    The script's path, arguments and environment are data, never templates. Raise ValueError
-    that names a variable that YAML cannot represent.
+    The script's path, arguments and environment are data, never templates. Raise ValueError if YAML
+    cannot represent a variable. The message names it.
     """
     found = plain_variables(variables)
     for name in found.keys() & set(DATA):
-        # An environment given as one text can only be a template, because data is a dictionary.
+        # An environment that is a string can only be a template. As data, it is a dictionary.
         if name != ENVIRONMENT or isinstance(found[name], dict):
             found[name] = _as_data(found[name])
     return yaml.dump(found, Dumper=_Writer, allow_unicode=True, width=math.inf, sort_keys=False)

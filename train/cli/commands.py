@@ -201,7 +201,7 @@ _Checked = TypeVar("_Checked")
 def _checked(
     outcome: playbooks.PlaybookOutcome, action: str, check: Callable[[Any], _Checked], command: str
 ) -> dict[str, _Checked]:
-    """Return the valid reports of an action by host, sorted. Print an error for each other one.
+    """Return the valid reports of an action by host, sorted; print an error for each invalid one.
 
     ``check`` validates the report of a host. ``command`` is the command to name in errors.
     """

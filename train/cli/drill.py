@@ -23,7 +23,7 @@ from train.gang.errors import UserError
 from train.gang.job_records import MergedJob, read_manifest
 from train.host import ends, faults
 
-#: Seconds for which a port is dropped or sshd is stopped.
+#: Seconds for which packets to a port are dropped or sshd is stopped.
 SECONDS = 15.0
 #: The first step at which a fault may be injected, and the time limit of a job in seconds.
 _FIRST_STEP = 25

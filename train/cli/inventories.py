@@ -1,8 +1,8 @@
 """The inventory of a command without ``-i``: the job's, the user's, or the clone's default.
 
 When a job starts, its inventory and connection options are saved as ``runs/JOB/connection.json``,
-so that later commands need only its name. Passwords are never saved, only that they were asked
-for.
+so that later commands need only the job's name. Passwords are never saved, only that they were
+asked for.
 """
 
 from __future__ import annotations

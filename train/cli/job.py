@@ -289,8 +289,8 @@ class Job:
     ) -> Self:
         """Restart a job that has failed or was stopped, whatever the cause, from its checkpoints.
 
-        Raise UserError if it is still running or unknown here, ReportError if a host's answer is
-        malformed.
+        Raise UserError if the job is still running or unknown here, and ReportError if a host's
+        answer is malformed.
         """
         inventory, chosen = _of_job(job, inventory, variables)
         run_dir = run_dir_of(job, chosen)
@@ -618,8 +618,8 @@ def run(
 def follow(job: Job, on_event: Callable[[Event], None] | None = None) -> Result:
     """Follow ``job`` to its end, pass each event to ``on_event``, and return its result.
 
-    After a KeyboardInterrupt or another exception, the job keeps running, but Ansible on this
-    machine has ended.
+    After a KeyboardInterrupt or another exception, the job keeps running, but no Ansible process
+    on this machine does.
     """
     try:
         while job.result is None:

@@ -230,10 +230,10 @@ _NEWEST_IF_UNNAMED = ("attach", "status", "logs", "report")
 
 
 def choose_hosts(args: argparse.Namespace, variables: dict[str, Any]) -> dict[str, Any]:
-    """Complete a command line in which the job, or its inventory and options, were left out.
+    """Complete a command about a job, if the job or its inventory was left out.
 
-    If no job is named, the newest one is chosen. If no inventory is given, the inventory and the
-    connection options of the job are used. Commands that need all of these are not affected.
+    Commands that do not require a job then use the newest one. If no inventory is given, the
+    inventory and the connection options of the job are used. Other commands are not affected.
 
     Returns:
         the variables, with those of the connection.

@@ -45,7 +45,7 @@ def announce(command: str, text: str) -> None:
 
 @contextmanager
 def noted_interrupts() -> Iterator[list[int]]:
-    """Yield a list to which SIGINT, SIGTERM and SIGHUP are appended instead of taking effect."""
+    """Yield a list that collects SIGINT, SIGTERM and SIGHUP, which then have no other effect."""
     seen: list[int] = []
     signums = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {signum: signal.signal(signum, lambda s, _: seen.append(s)) for signum in signums}

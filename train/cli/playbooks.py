@@ -100,7 +100,8 @@ def foreign_settings(environment: Mapping[str, str]) -> list[str]:
 def usable_locale() -> dict[str, str]:
     """Return environment variables that set a locale that Ansible accepts.
 
-    Return {} if the environment already sets one. Such a locale is installed and uses UTF-8.
+    Return {} if the environment already sets one. Ansible accepts locales that are installed and
+    use UTF-8.
     """
     before = locale.setlocale(locale.LC_ALL)
     try:
@@ -125,7 +126,7 @@ def ansible_playbook() -> str:
 
 
 def own_settings() -> dict[str, str]:
-    """Return the environment variables that name the settings and plugins of this project."""
+    """Return environment variables through which Ansible finds this project's settings and plugins."""
     found = {"ANSIBLE_CONFIG": str(REPOSITORY / "ansible.cfg")}
     if IS_PACKAGED:
         # Otherwise another version of the collection in the user's folder would come first.

@@ -233,7 +233,7 @@ def _curves(attempts: Sequence[AttemptFiles]) -> Iterator[Chart]:
 
 
 def _chart(title: str, points: _Points, x_title: str, attempts: Sequence[AttemptFiles]) -> Chart:
-    """Return a chart of curves. If there are several attempts, each has its own color and name."""
+    """Return a chart of curves. With several attempts, each attempt has its own color and name."""
     several, shown = len(attempts) > 1, set()
     named = {f"{n}, attempt {a}" if several else n: curve for (n, a), curve in points.items()}
     chart = page.curves(title, named, x_title)

@@ -50,7 +50,7 @@ PAUSE, LIMIT, INTERVAL = 15.0, 30.0, 1.0
 
 
 def check(uri: str) -> None:
-    """Raise UserError if MLflow is not installed or its URI is invalid."""
+    """Raise UserError if MLflow is not installed or ``uri`` is not a valid tracking URI."""
     if uri.partition(":")[0].partition("+")[0] not in SCHEMES:
         raise UserError(
             f"--mlflow {_masked(uri)} is not a tracking URI: it must begin with one of "

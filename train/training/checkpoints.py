@@ -33,7 +33,7 @@ Arrays = dict[str, Any]
 _NAME = re.compile(r"ckpt-([0-9]+)\.npz")
 #: Prefix of the names of incomplete files, which no other process may use.
 UNFINISHED = "unfinished-"
-#: Prefix of the names of folders with checkpoints of runs that another one has replaced.
+#: Prefix of the names of folders with checkpoints of runs that another run has replaced.
 REPLACED = "replaced-"
 
 

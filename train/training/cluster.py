@@ -1,6 +1,7 @@
 """Reads the environment: TF_CONFIG, the ranks, and the launcher's variables.
 
-Standard library only. TF_CONFIG is not changed, because TensorFlow reads it again.
+This module uses only the standard library. TF_CONFIG is not changed, because TensorFlow reads it
+again.
 """
 
 from __future__ import annotations

@@ -70,9 +70,9 @@ class Collective:
         self._gather = tf.function(self._gathered, autograph=False)
 
     def compare(self, digest: bytes, when: str) -> None:
-        """Raise a TrainingError that names the ranks whose ``digest`` differs from the chief's.
+        """Raise TrainingError if the ``digest`` of any rank differs from the chief's.
 
-        ``when`` completes the message, such as ``at the end``.
+        The message names these ranks. ``when`` is a part of it, such as ``at the end``.
         """
         rows, ranks = self.gather(list(digest)), self._cluster.ranks
         differing = [rank for rank, row in zip(ranks, rows, strict=True) if (row != rows[0]).any()]

@@ -26,9 +26,9 @@ def make_objective(
 ) -> Objective:
     """Return the objective for labels that are classes, or numbers if ``classes`` is None.
 
-    With classes, it is cross-entropy and accuracy, for labels int64 [n] and logits [n, classes].
-    With numbers, it is the squared and the absolute error. ``functions`` are the user's: a ``loss``
-    that replaces the default, and additional metrics by name.
+    With classes, the loss is the cross-entropy and the metric is the accuracy, for labels int64 [n]
+    and logits [n, classes]. With numbers, they are the squared and the absolute error.
+    ``functions`` are the user's: a ``loss`` that replaces the default, and further metrics by name.
     """
     # The user's functions may need AutoGraph.
     own = {name: tf.function(function) for name, function in functions.items()}

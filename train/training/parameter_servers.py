@@ -100,7 +100,7 @@ class WorkerStepRunner:
     def __call__(self, step: int, count: int, *, asked: bool, due: bool) -> StepsOutcome:
         """Make ``count`` steps after ``step``, in calls that are distributed among the workers.
 
-        For ``asked`` and ``due`` see StepsOutcome, which repeats them here.
+        ``asked`` and ``due`` are returned in the outcome.
         """
         calls, each, began = [], self._each, time.perf_counter()
         for first in range(step, step + count, each):

@@ -193,8 +193,8 @@ class Search:
     def _start(self, fresh_start_at: int) -> dict[str, Any]:
         """Begin at step 0, because no rank offers a checkpoint; return the message to the others.
 
-        Set the initial weights of --init-from. ``fresh_start_at`` is the latest such time of the
-        checkpoints in all ranks. Raise ConfigError if a checkpoint is required.
+        Set the initial weights of --init-from. ``fresh_start_at`` is the latest of these times in
+        the checkpoints of all ranks. Raise ConfigError if a checkpoint is required.
         """
         if self._resumption is Resumption.REQUIRED:
             others = ", and none from another rank" if len(self.cluster.ranks) > 1 else ""
@@ -212,7 +212,7 @@ class Search:
         """Return whether this rank is to keep a copy, but has the same folder as the chief.
 
         ``copies`` is whether any rank keeps a copy. The chief creates a file whose name contains
-        its ``token``, and the other ranks look for it.
+        the chief's ``token``, and the other ranks check whether they see it.
         """
         if not copies:
             return False

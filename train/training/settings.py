@@ -1,6 +1,7 @@
 """The options of a run: their limits, ``--help``, and contradictions.
 
-Standard library only, because options are also checked on hosts without TensorFlow.
+This module uses only the standard library, because options are also checked on hosts without
+TensorFlow.
 """
 
 from __future__ import annotations
@@ -361,7 +362,7 @@ class Settings:
 
     @property
     def identity(self) -> dict[str, object]:
-        """The options, and ORDER, that must be the same in a checkpoint to resume from it."""
+        """The options, and ORDER, that must be the same in a checkpoint for a run to resume."""
         names = ("data", "model", "batch_size", "seed", "optimizer", "augment", "normalize")
         more = ("dropout", "ema", "sync_batch_norm", "precision", "exchange_precision")
         return {**{name: getattr(self, name) for name in (*names, *more)}, "order": ORDER}

@@ -57,7 +57,7 @@ class Task:
     def build_model(self) -> Any:
         """Return the network with initial weights from the seed.
 
-        Set --precision in Keras before. Raise ConfigError if the network cannot be built.
+        --precision is set in Keras first. Raise ConfigError if the network cannot be built.
         """
         settings, found = self.settings, self.data
         # So that a copy's layers have the same names as the model's: Keras numbers them.

@@ -57,7 +57,7 @@ class Data:
     test: Split
     #: Shape of the features of an example.
     shape: tuple[int, ...]
-    #: Number of classes; labels are from 0 to one less. None if labels are numbers.
+    #: Number of classes; labels are 0 to ``classes`` - 1. None if labels are numbers.
     classes: int | None
     #: SHA-256 in hex of the data, the same on all hosts with the same data.
     fingerprint: str
@@ -67,7 +67,7 @@ class Data:
 
 @contextmanager
 def naming(path: Path | str, *damage: type[Exception]) -> Iterator[None]:
-    """Turn errors while reading ``path`` into a DataError that names it.
+    """Turn errors while reading ``path`` into a DataError that names ``path``.
 
     ``damage`` are the exceptions, besides OSError and EOFError, that a damaged file causes.
     """

@@ -194,7 +194,7 @@ BATCHES = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.
 
 
 def open_cifar10(folder: Path, *, download: bool) -> Data:
-    """Return CIFAR-10 from a folder with the archive or its contents; or ``download`` it first."""
+    """Return CIFAR-10 from the archive in a folder, or its contents; ``download`` it if missing."""
     (published,) = PUBLISHED["cifar-10-binary"]
     source = next((p for p in (folder / EXTRACTED, folder / ARCHIVE) if p.exists()), folder)
     if source == folder and not (folder / BATCHES[0]).exists():
