@@ -126,7 +126,7 @@ def ansible_playbook() -> str:
 
 
 def own_settings() -> dict[str, str]:
-    """Return environment variables through which Ansible finds this project's settings and plugins."""
+    """Return environment variables with which Ansible finds this project's settings and plugins."""
     found = {"ANSIBLE_CONFIG": str(REPOSITORY / "ansible.cfg")}
     if IS_PACKAGED:
         # Otherwise another version of the collection in the user's folder would come first.
