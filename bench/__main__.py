@@ -1,4 +1,4 @@
-"""Compare the launcher with the same two commands typed by hand, alternately.
+"""Compare the launcher with two commands typed by hand, in turns.
 
     make bench                        all measurements, about 10 minutes on 2 cores
     python -m bench start --rounds 5  one measurement
@@ -52,7 +52,7 @@ def by_playbook(options: Sequence[str], folder: Path) -> list[float]:
 
 
 def by_wrapper(options: Sequence[str], folder: Path) -> list[float]:
-    """Run ``python -m train run --json``; return the lags."""
+    """Run ``python -m train run --json``; return the seconds from each record to its output."""
     run = ranks.local_lab(folder).start(arguments=options).process
     assert run.stdout is not None
     lags = []
@@ -129,7 +129,7 @@ def watch(rounds: int) -> None:
 
 
 def watched_and_not(folder: Path, count: int) -> list[tuple[float, float]]:
-    """Return pairs of a job's steps per second, with its watch and while that is suspended."""
+    """Return pairs of a job's steps per second: with its watch, and with the watch suspended."""
     lab, name = ranks.local_lab(folder), "watched"
     words = lab.words("run", "--json", "--job", name, arguments=["--epochs", "1000000"])
     progress = folder / f"hosts/jobs/{name}/worker-0/progress.jsonl"

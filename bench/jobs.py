@@ -160,7 +160,7 @@ def _set_up(bed: Testbed) -> str:
 
 
 def setup(rounds: int) -> None:
-    """Measure the seconds of playbooks/setup.yml on 4 and 16 SSH hosts in Docker, set up before."""
+    """Measure the seconds of setup.yml on 4 and 16 SSH hosts in Docker that are already set up."""
     medians: dict[int, float] = {}
     print_header("ready hosts", "s: median (least to most)", "ratio to 4 hosts")
     for count in COUNTS:

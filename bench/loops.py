@@ -1,11 +1,11 @@
-"""Hand-written loops for the training of worker.py; bench runs one process for each rank.
+"""Hand-written loops that train like worker.py; bench runs one process for each rank.
 
     TF_CONFIG=... python bench/loops.py bare|data|fit DATA FOLDER MODEL BATCH STEPS
 
 ``bare`` is the fastest loop that we could write: many steps per call, no metrics, checkpoints or
-reports, and batches in memory order. ``data`` is the same with examples that tf.data shuffles and
-batches. ``fit`` is Keras' own loop, with as many steps per execution. Each prints the steps per
-second over the last two thirds.
+reports, and batches in the order of the examples in memory. ``data`` is the same with examples that
+tf.data shuffles and batches. ``fit`` is Keras' own loop, with the same number of steps per
+execution. Each loop prints the steps per second over the last two thirds.
 """
 
 from __future__ import annotations

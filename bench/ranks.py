@@ -34,7 +34,7 @@ def scratch() -> Iterator[Path]:
 
 
 def local_lab(folder: Path) -> Lab:
-    """Return the two workers on this machine; ``folder`` stores their jobs."""
+    """Return a lab with the two workers of inventory/local, whose jobs are stored in ``folder``."""
     given = {"train_job_root": str(folder / "hosts")}
     return Lab(REPOSITORY / "inventory/local", folder / "runs", given)
 
@@ -56,11 +56,13 @@ def run_ranks(
     together: bool = True,
     variables: Mapping[str, str] = {},
 ) -> None:
-    """Run a Python program as workers to their end, ``together`` as a gang or independently.
+    """Run a Python program as several workers and wait until they end.
 
-    Each has a folder ``0``, ``1`` and so on with ``progress.jsonl`` and ``stdout``, ``threads`` of
-    TensorFlow's threads, and a job's allocator options unless ``variables`` overrides them. Its
-    command is appended to one of the ``prefixes``.
+    They are a gang if ``together`` is set, and otherwise independent. In ``folder``, each worker
+    writes ``progress.jsonl`` and ``stdout`` into a folder ``0``, ``1`` and so on. TensorFlow gets
+    ``threads`` threads, and a job's allocator options unless ``variables`` overrides them. If there
+    are ``prefixes``, each worker's command begins with its prefix. Raise RuntimeError if a worker
+    fails.
     """
     ranks = []
     for index in range(len(addresses)):
@@ -126,7 +128,7 @@ def spread(values: Sequence[float], digits: int = 1) -> str:
 
 
 def ratios(values: Sequence[float], base: Sequence[float], digits: int) -> str:
-    """Return the ratios of the rounds as ``median (first, second, ...)``."""
+    """Return the ratio of a value to its base in each round: ``median (first, second, ...)``."""
     found = [value / of for value, of in zip(values, base, strict=True)]
     each = ", ".join(f"{ratio:.{digits}f}" for ratio in found)
     return f"{median(found):.{digits}f} ({each})"

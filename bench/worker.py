@@ -86,7 +86,7 @@ def build_model(shape, classes):
         [tf.keras.Input(shape), layers.Flatten(), *inner, layers.Dense(classes)]
     )
 """
-#: Their numbers of steps.
+#: The number of steps for each of these networks.
 NETWORKS = {"dense": 30, "resnet56": 40}
 RATES = ("1gbit", "100mbit")
 PRECISIONS = ("float32", "bfloat16")
@@ -138,7 +138,7 @@ def small_steps(network: str, batch: int, folder: Path, *more: str) -> list[str]
 
 
 def step_ms(network: str, workers: int, rate: str, precision: str) -> float:
-    """Return the milliseconds of a step of workers with links of ``rate``."""
+    """Return the milliseconds per step of a number of workers, whose links have ``rate``."""
     with ranks.scratch() as folder, namespaces(workers, rate) as names:
         words = small_steps(network, 8 * workers, folder, f"--exchange-precision={precision}")
         addresses = [f"{PREFIX}.{number + 1}:12345" for number in range(workers)]
@@ -148,7 +148,10 @@ def step_ms(network: str, workers: int, rate: str, precision: str) -> float:
 
 
 def memory_kept_ms(network: str, kept: bool) -> float:
-    """Return the milliseconds of a step of one process with a job's allocator or glibc's."""
+    """Return the milliseconds per step of one process.
+
+    If ``kept``, it has a job's allocator options, and otherwise glibc's defaults.
+    """
     with ranks.scratch() as folder:
         own = {} if kept else {ENV_MALLOC: ""}
         words = small_steps(network, 8, folder)
@@ -182,9 +185,9 @@ def exchange(rounds: int) -> None:
 
 
 def examples_a_second(together: bool) -> float:
-    """Return the examples per second of two processes with a core each, training ResNet-20.
+    """Return the examples per second of two processes that train ResNet-20 on one core each.
 
-    They train as a gang or independently.
+    They are a gang if ``together`` is set, and otherwise independent.
     """
     with ranks.scratch() as folder:
         batch = PINNED_BATCH * (2 if together else 1)
@@ -195,7 +198,10 @@ def examples_a_second(together: bool) -> float:
 
 
 def pinned(rounds: int) -> None:
-    """Compare the examples per second of two ranks, on a core each, with independent processes."""
+    """Compare the examples per second of two ranks and of two independent processes.
+
+    Each of them has its own core.
+    """
     found = ranks.in_turns(rounds, (True, False), examples_a_second)
     ranks.print_header("two processes", "examples/s: median", "ratio: median (each round)")
     for together, rates in found.items():

@@ -52,7 +52,10 @@ def scopes() -> dict[str, str]:
 def rows(
     options: dict[str, Any], defaults: dict[str, Any], before: str = ""
 ) -> Iterator[tuple[str, ...]]:
-    """Yield name, type, default and meaning of options and of their nested options."""
+    """Yield the name, type, default and meaning of each option and of its nested options.
+
+    ``before`` is the prefix of the names.
+    """
     for name, option in options.items():
         default = defaults.get(name, option.get("default"))
         shown = "" if default is None else "empty" if default == "" else f"`{code(default)}`"

@@ -31,7 +31,7 @@ _TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", type(
 
 
 def schema_of(kind: Any) -> dict[str, Any]:
-    """Return the JSON Schema of a type; those of records reject unknown fields."""
+    """Return the JSON Schema of a type. The schema of a record rejects unknown fields."""
     if kind is Any:
         return {}
     if is_typeddict(kind):

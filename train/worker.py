@@ -23,10 +23,10 @@ To only check the options against TF_CONFIG, without TensorFlow:
 
     python train/worker.py --batch-size 96 --check
 
-The chief (the task of type chief, or else worker 0) writes the model and the checkpoints. If
-started again with the same folder, the run resumes from the newest checkpoint of any rank. SIGTERM
-ends all ranks after a checkpoint. Keras 2 (tf-keras) is used. For details and exit codes see
-docs/training.md.
+The chief (the task of type chief, or else worker 0) writes the model and the checkpoints. If the
+program is started again with the same folder, the run resumes from the newest checkpoint of any
+rank. After SIGTERM, all ranks end when a checkpoint is written. Keras 2 (tf-keras) is used. For
+details and exit codes see docs/training.md.
 """
 
 from __future__ import annotations
@@ -54,13 +54,14 @@ def run(settings: Settings, progress: ProgressWriter | None = None) -> Results:
     """Train with ``settings`` and TF_CONFIG, and return the results.
 
     Call it once per process, in the main thread. The training writes its records to ``progress``,
-    by default the launcher's file, and its files where ``settings`` name them. A signal ends an
-    evaluator's process.
+    by default the launcher's file, and its other files to the paths in ``settings``. In an
+    evaluator, SIGTERM and SIGINT end the process within this function.
 
     Raises:
         ConfigError: the settings are invalid for this gang, or data are missing.
-        TrainingError: another rank was lost or differs, or the loss is not a number any more.
-        training.loop.EndedError: a rank got SIGTERM; the message reports what was saved.
+        TrainingError: the training failed. For example, another rank was lost or has different
+            weights, or the loss is not finite.
+        training.loop.EndedError: a rank got SIGTERM. The message reports what was saved.
     """
     progress = progress or ProgressWriter()
     progress.write("loading", force=True)
@@ -87,7 +88,7 @@ def run(settings: Settings, progress: ProgressWriter | None = None) -> Results:
 
 
 def write_out(results: Results, progress: ProgressWriter) -> None:
-    """Write the last progress record, and the hash of the weights for the reader."""
+    """Write the last progress record, and print the hash of the weights."""
     progress.write("done", force=True, **results.fields)
     if results.weights_sha256:
         line = f"{results.task}: done, SHA-256 of the weights {results.weights_sha256}"

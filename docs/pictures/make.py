@@ -22,7 +22,7 @@ _FONTS = re.compile(r"@font-face \{.*?\}", re.DOTALL)
 
 
 class _Camera(LiveDisplay):
-    """A live table that is saved once, during the training."""
+    """A live table that is saved as a picture once during the training."""
 
     def __init__(self, path: Path, run_dir: Path) -> None:
         super().__init__(run_dir)

@@ -1,1 +1,1 @@
-"""The command line, ``python -m train``: works on run folders, and never connects to a host."""
+"""The command line, ``python -m train``. It runs playbooks, and never connects to a host itself."""

@@ -28,7 +28,7 @@ from train.gang.errors import UserError
 PASSWORD_FILE = "password-"
 
 ENVIRONMENT, ARGUMENTS = "train_job_environment", "train_job_args"
-#: Variables whose texts from the command line or from Python are never templates.
+#: Variables whose values from the command line or from Python are never treated as templates.
 DATA = (
     *(ENVIRONMENT, ARGUMENTS, "train_job_script", "train_job_include", "train_job_exclude"),
     *("train_job_requirements", "train_job_runs_dir", "train_job_id"),
@@ -60,14 +60,14 @@ def default_inventory() -> tuple[str, ...]:
 
 
 def _sources(text: str) -> tuple[str, ...]:
-    """Return the inventory sources in a text, which may be a list as in Ansible's settings."""
+    """Return the inventory sources in a text, which may be a comma-separated list."""
     if text.endswith(",") or Path(text).expanduser().exists():
         return (text,)
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def default_origin() -> str:
-    """Return the place where the default inventory is set, for messages."""
+    """Return the name of the variable or file that sets the default inventory, for messages."""
     names = ("TRAIN_INVENTORY", "ANSIBLE_INVENTORY")
     return next((name for name in names if os.environ.get(name, "").strip()), "ansible.cfg")
 
@@ -79,8 +79,8 @@ class AnsibleOptions:
     # Files, folders, and host lists, which contain a comma (host1,host2,).
     inventory: tuple[str, ...] = field(default_factory=default_inventory)
     words: tuple[str, ...] = ()  # further options, such as --user=train
-    # Each with the option that reads it from a file, such as --become-password-file=. The path
-    # of the file is appended to the option.
+    # Pairs of an option that reads a password from a file, such as --become-password-file=, and
+    # the password. The path of the file is appended to the option.
     passwords: tuple[tuple[str, str], ...] = ()
 
     def command_line(self, folder: Path) -> list[str]:
@@ -130,7 +130,7 @@ def absolute(source: str) -> str:
 
 
 def mentions(inventory: Inventory, name: str) -> bool:
-    """Return whether a file of the inventory, or of the variables next to it, contains a name.
+    """Return whether a file of the inventory, or of the variables next to it, contains ``name``.
 
     This is fast, while Ansible takes half a second to read its inventory.
     """
@@ -153,7 +153,7 @@ def mentions(inventory: Inventory, name: str) -> bool:
 
 
 def _beginning(path: Path) -> bytes:
-    """Return the first MiB of a file, or nothing if it cannot be read."""
+    """Return the first MiB of a file, or b'' if it cannot be read."""
     try:
         if not path.is_file():
             return b""
@@ -176,7 +176,8 @@ def _vault_id(value: str) -> str:
     return value if path == "prompt" else f"{name}@{_whole(path)}"
 
 
-#: Names, metavar if it takes a value, help. All but password prompts are passed on.
+#: The names of each option, its metavar (empty if it takes no value), and its help. All options are
+#: passed on, except those that ask for passwords.
 _OPTIONS = (
     ("-u --user", "USER", "log in as this user"),
     ("--private-key", "FILE", "log in with this key"),
@@ -200,14 +201,18 @@ _OPTIONS = (
 
 
 class HostSource(str):
-    """A list of hosts as an inventory, the words that a user typed for it, and its allocation."""
+    """An inventory that is a list of hosts.
+
+    ``typed`` has the option that the user typed for it. ``allocation`` is the allocation of the
+    batch job that the hosts are from, if any.
+    """
 
     typed: tuple[str, ...]
     allocation: Allocation | None = None
 
 
 def _hosts(text: str) -> str:
-    """Return a list from ``--hosts`` as an inventory."""
+    """Convert the value of ``--hosts`` to an inventory."""
     try:
         return host_slots.source_of(host_slots.parse_list(text))
     except UserError as error:
@@ -231,7 +236,7 @@ class _AllocatedHosts(argparse.Action):
     """Uses the nodes of the surrounding batch job as an inventory."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
-        """Read the allocation."""
+        """Add the nodes of the allocation to the inventory."""
         try:
             allocation = allocations.read(str(self.const), os.environ)
         except UserError as error:
@@ -306,7 +311,7 @@ def _passed_on(option: str, value: Callable[[str], str]) -> Callable[[str], str]
 
 
 class Unsafe(str):
-    """A text that Ansible never treats as a template, like ``!unsafe`` in YAML."""
+    """A string that Ansible never treats as a template, like ``!unsafe`` in YAML."""
 
 
 class _Reader(yaml.SafeLoader):
@@ -331,14 +336,17 @@ _NAMES = (*_WRITTEN, f"{_YAML}bool", f"{_YAML}null")
 
 
 def _as_written(node: Any, tags: Sequence[str]) -> Any:
-    """Return a node as text, if it has one of ``tags``."""
+    """Return a scalar node with one of ``tags`` as text, and any other node unchanged."""
     if not isinstance(node, yaml.ScalarNode) or node.tag not in tags:
         return node
     return yaml.ScalarNode(f"{_YAML}str", node.value, node.start_mark, node.end_mark)
 
 
 def _for_script(loader: _Reader, name: str, node: Any) -> None:
-    """Keep the spelling of numbers in the script's environment and arguments."""
+    """Change a variable's node so that numbers for the script keep their spelling.
+
+    Only the script's environment and arguments are changed.
+    """
     if name == ENVIRONMENT and isinstance(node, yaml.MappingNode):
         loader.flatten_mapping(node)
         pairs = [(_as_written(k, _NAMES), _as_written(v, _WRITTEN)) for k, v in node.value]
@@ -348,7 +356,7 @@ def _for_script(loader: _Reader, name: str, node: Any) -> None:
 
 
 def _load(source: str, name: str = "") -> Any:
-    """Return the contents of a YAML text: variables, or with ``name`` the value of that one."""
+    """Return the contents of a YAML text: variables or, with ``name``, the value of a variable."""
     loader = _Reader(source)
     try:
         node = loader.get_single_node()
@@ -408,12 +416,15 @@ def plain(value: Any, name: str) -> Any:
 
 
 def plain_variables(variables: Variables) -> dict[str, Any]:
-    """Return variables as JSON types; raise ValueError that names one that cannot be converted."""
+    """Return variables as JSON types.
+
+    Raise ValueError if one cannot be converted. The message names it.
+    """
     return {name: plain(value, name) for name, value in variables.items()}
 
 
 def merged(low: Variables, high: Variables) -> dict[str, Any]:
-    """Merge variables; those of ``high`` win. The script's environment is merged, too."""
+    """Merge variables; those in ``high`` win. The script's environment is merged likewise."""
     found = {**low, **high}
     environments = low.get(ENVIRONMENT), high.get(ENVIRONMENT)
     if all(isinstance(one, Mapping) for one in environments):
@@ -478,7 +489,10 @@ def _pair(text: str) -> dict[str, Any]:
 
 
 def _named(text: str, variables: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return the variables of an option as JSON types."""
+    """Return the variables of the option ``-e`` with ``text`` as JSON types.
+
+    Raise ValueError if one cannot be converted. The message names the option.
+    """
     try:
         return plain_variables(variables)
     except ValueError as error:
@@ -494,7 +508,10 @@ class _Writer(yaml.SafeDumper):
 
 
 def _represent_unsafe(writer: Any, text: Unsafe) -> Any:
-    """Return a text's node, tagged only if it may be a template: "!unsafe 'yes'" would be true."""
+    """Return the YAML node of a string, with the tag ``!unsafe`` only if it may be a template.
+
+    Ansible would read ``!unsafe 'yes'`` as true.
+    """
     is_template = TEMPLATE.search(text) is not None
     tag = "!unsafe" if is_template else f"{_YAML}str"
     return writer.represent_scalar(tag, str(text), style='"')
@@ -514,12 +531,12 @@ def _as_data(value: Any) -> Any:
 def file_of(variables: Variables) -> str:
     """Return the contents of a YAML file that passes variables to Ansible.
 
-    The script's path, arguments and environment are data, never templates. Raise ValueError
-    that names a variable that YAML cannot represent.
+    The script's path, arguments and environment are data, never templates. Raise ValueError if YAML
+    cannot represent a variable. The message names it.
     """
     found = plain_variables(variables)
     for name in found.keys() & set(DATA):
-        # An environment given as one text can only be a template, because data is a dictionary.
+        # An environment that is a string can only be a template. As data, it is a dictionary.
         if name != ENVIRONMENT or isinstance(found[name], dict):
             found[name] = _as_data(found[name])
     return yaml.dump(found, Dumper=_Writer, allow_unicode=True, width=math.inf, sort_keys=False)

@@ -1,7 +1,7 @@
 """The command ``playbook``: runs ansible-playbook with a playbook of this project.
 
 The other commands run playbooks as well, but show their own output. This command replaces its
-process by ansible-playbook, which gets all further arguments.
+process with ansible-playbook, which gets all further arguments.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def names() -> list[str]:
 
 
 def execute(name: str, words: Sequence[str]) -> NoReturn:
-    """Replace this process by ansible-playbook.
+    """Replace this process with ansible-playbook.
 
     Args:
         name: one of ``names()``.

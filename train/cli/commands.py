@@ -42,7 +42,8 @@ from train.host.tensorboard import ADDRESS, start_board
 def run(args: Namespace, variables: Variables) -> int:
     """Start a job and follow it.
 
-    A job that was started in a Slurm job continues when Slurm has restarted that job.
+    If Slurm has restarted the Slurm job in which this runs, the training job with the same id is
+    restarted, unless it has completed.
     """
     given = {"include": args.include, "inventory": args.inventory, "job": args.job}
     given |= {"module": args.module, "requirements": args.requirements}
@@ -62,7 +63,10 @@ def run(args: Namespace, variables: Variables) -> int:
 def show_help(
     script: str | None, module: str, arguments: Sequence[str], variables: Variables
 ) -> int:
-    """Let the script print its own help, on this machine and without a gang."""
+    """Run the script on this machine, without a gang, so that it prints its own help.
+
+    Raise UserError if this machine lacks the ranks' Python.
+    """
     default = "." if module else variables.get("train_job_script", WORKER)
     found = find_script(str(script or default), module)
     python, words = Path(sys.executable), [*found.words, *arguments]
@@ -84,7 +88,7 @@ def attach(args: Namespace, variables: Variables) -> int:
 
 
 def restart(args: Namespace, variables: Variables) -> int:
-    """Restart a job that has failed."""
+    """Restart a job that has failed or was stopped."""
     chosen = _with_strict(args, variables)
     return _watch(Job.restart(args.job, inventory=args.inventory, variables=chosen), args)
 
@@ -153,7 +157,7 @@ def _ignore_output() -> None:
 
 
 def report(args: Namespace, variables: Variables) -> int:
-    """Write a page about a job from its files on this control node."""
+    """Write a page about a job, from the job's files on this control node, and print its path."""
     print(write_report(run_dir_of(args.job, variables)))
     return Exit.COMPLETED
 
@@ -171,7 +175,10 @@ def compare(args: Namespace, variables: Variables) -> int:
 
 
 def _ask(name: str) -> str:
-    """Ask what to do with the job; without a terminal, leave it running."""
+    """Ask what to do with a job, and return ``leave``, ``stop`` or ``continue``.
+
+    Return ``leave`` if there is no terminal.
+    """
     if not sys.stdin.isatty():
         return "leave"
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -187,14 +194,17 @@ def _ask(name: str) -> str:
         signal.signal(signal.SIGINT, before)
 
 
-#: The report of a host after its check.
+#: A host's report that has been checked.
 _Checked = TypeVar("_Checked")
 
 
 def _checked(
     outcome: playbooks.PlaybookOutcome, action: str, check: Callable[[Any], _Checked], command: str
 ) -> dict[str, _Checked]:
-    """Return the valid reports by host, in order. Print an error for each malformed report."""
+    """Return the valid reports of an action by host, sorted; print an error for each invalid one.
+
+    ``check`` validates the report of a host. ``command`` is the command to name in errors.
+    """
     found = {}
     for host, result in sorted(outcome.results.get(action, {}).items()):
         try:
@@ -205,7 +215,10 @@ def _checked(
 
 
 def _seen_once(reported: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, Any]]:
-    """Yield each rank's report once, because two inventory hosts may be the same machine."""
+    """Yield the host and the report of each rank.
+
+    Two inventory hosts may be the same machine, but each rank is reported only once.
+    """
     yielded = set()
     for host, seen in reported.items():
         for report in seen:
@@ -247,7 +260,10 @@ def show_status(args: Namespace, variables: Variables) -> int:
 def _exit_code_of(
     args: Namespace, variables: Variables, outcome: playbooks.PlaybookOutcome, phases: Sequence[str]
 ) -> int:
-    """Return the exit code of a command about a job, which also depends on the ranks' phases."""
+    """Return the exit code of a command about a job, depending on the ranks' phases.
+
+    Print the errors of the playbook, and a message if no host has a rank of the job.
+    """
     code = exit_code(outcome, args.command)
     if args.job and phases and set(phases) == {ABSENT}:
         complain(args.command, _unknown(args, variables))
@@ -256,7 +272,7 @@ def _exit_code_of(
 
 
 def _unknown(args: Namespace, variables: Variables) -> str:
-    """Return a message that no host has a rank of a job, with a hint where the job may be."""
+    """Return a message that no host has a rank of the job, with a hint where to find the job."""
     connection = inventories.kept(run_dir_of(args.job, variables))
     there = f"`{suggestions.command('list')}` shows all jobs"
     if connection and connection["inventory"] != [*map(absolute, args.inventory.inventory)]:
@@ -338,7 +354,7 @@ def stop_line(report: Mapping[str, Any]) -> str:
 
 
 def tensorboard(args: Namespace, variables: Variables) -> int:
-    """Serve TensorBoard for the jobs on the hosts or for runs/ until interrupted."""
+    """Serve TensorBoard until interrupted, for jobs on the hosts or, with --here, for runs/."""
     if args.here:
         python, runs_dir = host_python(variables), run_dir_of("", variables)
         for path in (python, *(runs_dir / job for job in args.jobs)):

@@ -37,9 +37,10 @@ _CUT = ("host", "phase", "metrics", "message")
 #: Parts of a table that are shown only if there is room, most important first.
 _WANTED = ("epoch", "message", "metrics", "update", "")
 _GAP = 2
-#: Seconds over which the pace is measured, and the minimum.
+#: Maximum and minimum number of seconds over which the pace is measured.
 _PACE_WINDOW, _PACE_LEAST = 180.0, 5.0
-#: The lag of a rank is counted in parts of this size, so that the order is stable.
+#: The lag of a rank is counted in units of this fraction of the leading rank's steps, so that the
+#: order of ranks is stable.
 _BEHIND_PART = 0.1
 #: The task types that make training steps.
 _TRAINING = ("chief", "worker")
@@ -73,7 +74,10 @@ class Overview:
             self._pace.popleft()
 
     def left(self) -> str:
-        """Return the time left at the pace of the last minutes, or an empty text if unknown."""
+        """Return a text such as ``0:02:10 left``, from the pace of the last minutes; '' if unknown.
+
+        The time until all steps are done is given in hours, minutes and seconds.
+        """
         if len(self._pace) < 2 or self._is_ending():
             return ""
         (then, before), (_, done) = self._pace[0], self._pace[-1]
@@ -83,7 +87,7 @@ class Overview:
         return f"{_duration(elapsed / (done - before) * (1.0 - done))} left"
 
     def _is_ending(self) -> bool:
-        """Return whether no more steps follow because a rank that is needed ended early."""
+        """Return whether no more steps will follow, because a needed rank has ended early."""
         early = (records.FAILED, records.STOPPED)
         ended = [task for task, seen in self.ranks.items() if seen["phase"] in early]
         served = any(task.startswith("ps-") for task in self.ranks)
@@ -94,10 +98,10 @@ class Overview:
         )
 
     def in_order(self, urgent: bool = False) -> list[str]:
-        """Return the tasks in the order of TensorFlow's types.
+        """Return the tasks in the order of TensorFlow's task types.
 
-        If ``urgent``, the first failure comes before the others, then the running ranks, slowest
-        first, and finally those that completed.
+        If ``urgent`` is set, failed ranks come first, in the order of their failures. Running ranks
+        follow, the slowest first, and finally the ranks that were stopped or have completed.
         """
         tasks = sorted(self.ranks, key=records.task_order)
 
@@ -112,7 +116,7 @@ class Overview:
         return sorted(tasks, key=urgency) if urgent else tasks
 
     def text(self) -> str:
-        """Summarize how many ranks are in which phase, their progress, and the slow rank."""
+        """Return one line about all ranks: counts by phase, the progress, and the slowest rank."""
         urgent = self.in_order(urgent=True)
         ordered = [self.ranks[task] for task in urgent]
         found = Counter(lines.phase_of(seen["phase"], seen["progress"]) for seen in ordered)
@@ -126,20 +130,20 @@ class Overview:
         return "  ".join(words)
 
     def _behind(self, task: str) -> int:
-        """Return the lag of a rank behind the leading one, in parts of the leader's steps."""
+        """Return a rank's lag behind the leading rank, as a whole number of _BEHIND_PART."""
         if not self._furthest or not task.startswith(_TRAINING):
             return 0
         return int((self._furthest - _step(self.ranks[task])) / (self._furthest * _BEHIND_PART))
 
 
 def fraction(seen: RankEvent) -> float | None:
-    """Return the fraction of the steps that is done, 0 to 1, or None if unknown."""
+    """Return the fraction of its steps that a rank has done, 0 to 1, or None if unknown."""
     step, steps = seen["progress"].get("step"), seen["progress"].get("steps")
     return min(1.0, step / steps) if steps and step is not None else None
 
 
 def short_names(hosts: Iterable[str]) -> dict[str, str]:
-    """Return the hosts' names without their domains if they remain unique."""
+    """Return the name to show for each host: without its domain, if all names remain unique."""
     names = {host: host.partition(".")[0] for host in hosts}
     whole = len(set(names.values())) < len(names) or any(map(plain_text.is_number, names.values()))
     return {host: host for host in names} if whole else names
@@ -185,7 +189,10 @@ class JsonDisplay:
 
 
 class PlainDisplay(JsonDisplay):
-    """Prints lines for a log: changes at once, progress at intervals, a summary of many ranks."""
+    """Prints lines for a log: changes at once, and progress at intervals.
+
+    If there are many ranks, a summary of them is printed.
+    """
 
     def __init__(self) -> None:
         self._job = ""
@@ -261,12 +268,12 @@ def _duration(seconds: float) -> str:
 
 
 def _line(text: str, style: str = "") -> Text:
-    """Return a text that takes one line, whatever its contents."""
+    """Return a rich text that takes up one line, even if ``text`` is long or has several lines."""
     return Text(" ".join(text[:500].split("\n")), style=style, no_wrap=True, overflow="ellipsis")
 
 
 class LiveDisplay(PlainDisplay):
-    """Redraws a table of the ranks as updates arrive, on a terminal that it fits."""
+    """Draws a table of the ranks every second, fitted to the size of the terminal."""
 
     def __init__(self, run_dir: Path, console: Console | None = None) -> None:
         super().__init__()
@@ -278,7 +285,7 @@ class LiveDisplay(PlainDisplay):
         self.resume()
 
     def pause(self) -> None:
-        """Leave the terminal alone."""
+        """Stop drawing, so that a question can be asked."""
         self._live.stop()
 
     def resume(self) -> None:
@@ -340,7 +347,10 @@ class LiveDisplay(PlainDisplay):
         return drawn
 
     def _table(self, tasks: Iterable[str], width: int) -> list[RenderableType]:
-        """Return the table of some ranks, and why one failed if the table has no room for it."""
+        """Return the table of some ranks.
+
+        If it has no room for messages, add a line with the reason of the most urgent rank.
+        """
         ranks = [self._overview.ranks[task] for task in tasks]
         hosts = short_names({seen["host"] for seen in self._overview.ranks.values()})
         rows = [self._cells(seen) for seen in ranks]
@@ -375,7 +385,7 @@ class LiveDisplay(PlainDisplay):
         return [table, _line(reason, "red")] if reason else [table]
 
     def _cells(self, seen: RankEvent) -> dict[str, Text]:
-        """Return a rank's cells by column."""
+        """Return the cells of a rank's row by column."""
         phase, progress = seen["phase"], seen["progress"]
         has_ended = phase in records.FINAL_PHASES
         age = time.monotonic() - self._updated[seen["task"]]

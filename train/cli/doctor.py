@@ -1,7 +1,7 @@
-"""Reports problems of the hosts, by playbooks/doctor.yml, and how training scales on them.
+"""Reports problems of the hosts, which playbooks/doctor.yml finds, and how training scales on them.
 
-To measure scaling, it runs TensorFlow sums and a short training on more and more hosts, and
-estimates the scaling of other networks.
+To measure scaling, it sums tensors over all hosts, and trains briefly on 1, 2, 4 … and all hosts.
+From the results, it estimates how other networks would scale.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ _COLUMNS = (
     ("kernel", lambda host: host["kernel"]),
     ("C library", lambda host: host["libc"]),
 )
-#: The maps: a name, the field of a path, the factor from the field's unit to that of the name, and
-#: whether more is better.
+#: The maps: a name, the field of a network path, the factor from the field's unit to the unit in
+#: the name, and whether more is better.
 _MAPS = (
     ("Rate, Gbit/s", "sent_mbit", 1e-3, True),
     ("Round trip, ms", "rtt_ms", 1.0, False),
@@ -81,7 +81,7 @@ _BYTES = 4
 
 
 def examine(args: Namespace, variables: Variables) -> int:
-    """Print the problems of the hosts and of the paths between them, and save the results."""
+    """Print the problems of the hosts and of their network paths, and save the results."""
     parts = [part for part in args.only or PARTS if part != COLLECTIVES or not args.quick]
     given = {**variables, "train_job_doctor_quick": args.quick, "train_job_doctor_parts": parts}
     announce("doctor", f"examining the hosts: {', '.join(parts)}")
@@ -125,7 +125,11 @@ def examine(args: Namespace, variables: Variables) -> int:
 
 
 def _scale(examined: Examined, args: Namespace, variables: Variables) -> Scaling | None:
-    """Measure how training scales on the training hosts, unless a finding prevents it."""
+    """Measure how training scales on the training hosts.
+
+    Return None if problems or running jobs prevent this. If it fails, add a finding and return
+    None.
+    """
     wrong = [one["where"] for one in examined["findings"] if one["severity"] == "fail"]
     there = {h: [*one["leases"], *one["jobs"]] for h, one in examined["checkups"].items()}
     busy = [f"{host} ({taken[0]})" for host, taken in there.items() if taken]
@@ -151,7 +155,11 @@ def _scale(examined: Examined, args: Namespace, variables: Variables) -> Scaling
 
 
 def _keep(examined: Examined, folder: Path) -> Examined | None:
-    """Save the results; return the previous run with the same parts and a host in common."""
+    """Save the results, and return those of the last earlier run that can be compared.
+
+    Such a run examined the same parts, and at least one of the same hosts. Return None if there is
+    none.
+    """
     run_folders.create(folder, exist_ok=True)
     earlier = sorted(folder.glob("*.json"))
     name = time.strftime("%Y%m%d-%H%M%S", time.localtime(examined["at"]))
@@ -228,7 +236,7 @@ def _all_hosts(examined: Examined) -> list[str]:
 
 
 def _hosts(examined: Examined) -> str:
-    """Return the number of hosts, and how many of them were not examined."""
+    """Return a text with the number of hosts, and how many of them were not examined."""
     hosts = _all_hosts(examined)
     missing = len(hosts) - len(examined["checkups"])
     said = _count(len(hosts), "host")
@@ -269,7 +277,10 @@ def _write(examined: Examined, worse: Sequence[str], path: Path) -> Path:
 
 
 def _likeness(checkups: Mapping[str, Checkup]) -> dict[str, object]:
-    """Return the hosts' properties, and for each whether most hosts have another value."""
+    """Return a table of the hosts' properties.
+
+    Each value comes with whether it differs from the most common value, if several hosts have that.
+    """
     rows: dict[str, list[tuple[str, bool]]] = {host: [] for host in checkups}
     for _, of in _COLUMNS:
         values = {host: of(checkup) for host, checkup in checkups.items()}
@@ -280,7 +291,7 @@ def _likeness(checkups: Mapping[str, Checkup]) -> dict[str, object]:
 
 
 def _maps(links: Mapping[str, Mapping[str, Link]]) -> Iterator[page.Chart]:
-    """Yield a map of all paths for each measurement."""
+    """Yield a map of all network paths for each measurement."""
     hosts = sorted({*links, *(peer for peers in links.values() for peer in peers)})
     for title, field, factor, more_is_better in _MAPS:
         known: dict[tuple[str, str], float] = {}
@@ -323,10 +334,10 @@ def _curves(scaling: Scaling) -> Iterator[page.Chart]:
 
 
 def fit(all_reduce_ms: Mapping[float, float], hosts: int) -> tuple[float, float]:
-    """Fit the latency (ms) and rate (bytes per ms) of a ring to measured times by message size.
+    """Return the latency (ms) and rate (bytes per ms) of a ring that fit the measured times best.
 
-    Each of the 2 (N - 1) steps of a ring passes on an N-th of the bytes. The fit minimizes the
-    squares of the relative errors.
+    ``all_reduce_ms`` has the times in ms by number of bytes. Each of the 2 (N - 1) steps of a ring
+    of N hosts passes on an N-th of the bytes. The squares of the relative errors are minimized.
     """
     steps = 2 * (hosts - 1)
     points = [(size / hosts, ms / steps) for size, ms in all_reduce_ms.items()]
@@ -343,8 +354,8 @@ def fit(all_reduce_ms: Mapping[float, float], hosts: int) -> tuple[float, float]
 def all_reduce(size: float, hosts: int, all_reduce_ms: Mapping[float, float], among: int) -> float:
     """Estimate the time in ms that a ring of ``hosts`` takes to sum ``size`` bytes.
 
-    ``all_reduce_ms`` has the times by bytes that were measured among ``among`` hosts. The time of a
-    step is interpolated between the two nearest sizes, or scaled beyond the largest one.
+    ``all_reduce_ms`` has the times in ms by number of bytes that were measured on ``among`` hosts.
+    The time of a step is interpolated between the two nearest sizes, or scaled beyond the largest.
     """
     steps = [(sent / among, ms / (2 * (among - 1))) for sent, ms in sorted(all_reduce_ms.items())]
     sent = size / hosts
@@ -358,7 +369,7 @@ def all_reduce(size: float, hosts: int, all_reduce_ms: Mapping[float, float], am
 
 
 def counts(hosts: int) -> list[int]:
-    """Return 1, 2, 4 … and the number of hosts."""
+    """Return the numbers of hosts to train on: 1, 2, 4 … and the number of all hosts."""
     found = [1 << power for power in range(hosts.bit_length()) if 1 << power < hosts]
     return [*found, hosts]
 
@@ -366,7 +377,10 @@ def counts(hosts: int) -> list[int]:
 def _measure(
     inventory: Inventory, variables: Variables, hosts: Sequence[str], model: str, batch: int
 ) -> Scaling:
-    """Run and remove one job after another; raise UserError if one fails, and leave it here."""
+    """Measure the sums and the short trainings with one job after another, and remove the jobs.
+
+    Raise UserError if a job fails. The local folder of this job is kept.
+    """
     began: list[str] = []
 
     def train_on(name: str, members: Sequence[str], script: str, *arguments: str) -> Result:
@@ -435,7 +449,10 @@ def _remove(names: Sequence[str], inventory: Inventory, variables: Variables) ->
 
 
 def _trained(result: Result, hosts: int) -> Trained:
-    """Return the step time of a training: that of the slowest rank, without the first steps."""
+    """Return the mean step time of the slowest rank of a training, without the first steps.
+
+    Raise UserError if no rank reported step times.
+    """
     rank_means = []
     for path in sorted((result.run_dir / "progress").glob("*.jsonl")):
         seen = progress_records.parse_progress(path.read_text("utf-8", errors="replace"))
@@ -463,7 +480,10 @@ def _trained(result: Result, hosts: int) -> Trained:
 def conclude(
     times: Mapping[float, float], trained: Sequence[Trained], model: str, batch: int
 ) -> Scaling:
-    """Return the estimate based on the times of the sums (ms by MB) and the trainings."""
+    """Return the measurements with the estimates that are based on them.
+
+    ``times`` are those of the sums, in ms by MB. The predictions in ``trained`` are set.
+    """
     sums = {1e6 * size: ms for size, ms in times.items() if ms > 0}
     hosts = trained[-1]["hosts"]
     latency, rate = fit(sums, hosts) if sums else (0.0, 0.0)
@@ -503,7 +523,7 @@ def _advice(last: Trained, batch: int) -> list[str]:
 
 
 def text_of(scaling: Scaling) -> list[str]:
-    """Return the measurements as lines."""
+    """Return the measurements, estimates and advice as lines."""
     sums, alone = scaling["all_reduce_ms"], scaling["trained"][0]["step_ms"]
     said = [f"TensorFlow all-reduces {size} MB in {ms:.1f} ms" for size, ms in sums.items()]
     for one in scaling["trained"]:

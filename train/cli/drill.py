@@ -1,7 +1,7 @@
 """The drill: a fault-injection test on the user's own hosts, with a short job for each fault.
 
-It refuses to run alongside jobs of any user. A fault in a host reverts itself. The drill's jobs
-are always stopped at the end.
+It refuses to run alongside jobs of any user. A fault that affects a whole host reverts itself. The
+drill's jobs are always stopped at the end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from train.gang.errors import UserError
 from train.gang.job_records import MergedJob, read_manifest
 from train.host import ends, faults
 
-#: Seconds for which a port is dropped or sshd is stopped.
+#: Seconds for which packets to a port are dropped or sshd is stopped.
 SECONDS = 15.0
 #: The first step at which a fault may be injected, and the time limit of a job in seconds.
 _FIRST_STEP = 25
@@ -100,7 +100,10 @@ def run_drill(args: Namespace, variables: Variables) -> int:
 
 
 def _require_idle_hosts(outcome: playbooks.PlaybookOutcome) -> None:
-    """Check that no job of any user runs, based on the list playbook."""
+    """Raise UserError if a job of any user runs on the hosts.
+
+    ``outcome`` is the outcome of list.yml.
+    """
     if outcome.code:
         raise UserError("\n".join(outcome.messages))
     listed: list[MergedJob] = outcome.result("job_list")["jobs"]
@@ -110,7 +113,8 @@ def _require_idle_hosts(outcome: playbooks.PlaybookOutcome) -> None:
             f"the drill cannot run alongside other jobs: wait until {' and '.join(alive)} "
             f"{'has' if len(alive) == 1 else 'have'} ended"
         )
-    # Jobs of other users or with another root. Inventory hosts on one machine report the same.
+    # Leases also show jobs of other users, or with another root. Inventory hosts that are the same
+    # machine report the same leases.
     others = {}
     for host, result in outcome.results["job_info"].items():
         try:
@@ -140,7 +144,7 @@ def _one(fault: str, inventory: Inventory, variables: Variables, become: bool) -
 
 
 def _follow(fault: str, job: Job, become: bool) -> Row:
-    """Inject the fault once the ranks train, and return its row when the job has ended."""
+    """Inject a fault into a job once its ranks train; return the fault's row when the job ends."""
     deadline = time.monotonic() + _LIMIT
     injection: playbooks.Playbook | None = None
     at: float | None = None
@@ -193,9 +197,9 @@ def _choose_victim(job: Job) -> tuple[str, dict[str, Any]]:
 
 
 def _judge(row: Row, restarts: Sequence[tuple[float, Event]], job: Job) -> Row:
-    """Return the row with the results of a fault.
+    """Return a fault's row with the results.
 
-    ``restarts`` are the restarts of its job, each with the seconds since the fault.
+    ``restarts`` are the restarts of the fault's job, each with the seconds since the fault.
     """
     result = follow(job)
     stopped = stop(job.name, job.inventory, job.variables).results.get("rank_stop", {})

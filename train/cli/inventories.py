@@ -1,8 +1,8 @@
 """The inventory of a command without ``-i``: the job's, the user's, or the clone's default.
 
 When a job starts, its inventory and connection options are saved as ``runs/JOB/connection.json``,
-so that later commands need only its name. Passwords are never saved, only that they were asked
-for.
+so that later commands need only the job's name. Passwords are never saved, only that they were
+asked for.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def kept(run_dir: Path) -> dict[str, Any] | None:
 
 
 def options_words(connection: Mapping[str, Any]) -> list[str]:
-    """Return the command-line words for a saved inventory: ``-i`` and its options."""
+    """Return a saved connection as command-line words: ``-i`` and the other options."""
     return [
         *(word for source in connection["inventory"] for word in ("-i", _shown(source))),
         *connection["options"],
@@ -80,12 +80,12 @@ def _shown(source: str) -> str:
 
 
 def described(connection: Mapping[str, Any]) -> str:
-    """Return the options of a saved inventory as a user would type them."""
+    """Return the options of a saved connection as a user would type them."""
     return shlex.join(options_words(connection))
 
 
 def apply(args: argparse.Namespace, connection: Mapping[str, Any]) -> None:
-    """Apply a saved inventory to a parsed command line without one.
+    """Apply a saved connection to a parsed command line that names no inventory.
 
     Options of the command line take precedence because they come last.
     """
@@ -101,10 +101,11 @@ def apply(args: argparse.Namespace, connection: Mapping[str, Any]) -> None:
 
 
 def newest(runs_dir: Path, inventory: list[str] | None = None) -> str:
-    """Return the id of the newest job in a folder of results, or an empty text if there is none.
+    """Return the id of the newest job in a folder of results, or '' if there is none.
 
     Args:
-        inventory: as given with ``-i``; jobs that were started with another one are ignored.
+        runs_dir: the folder of results.
+        inventory: as given with ``-i``. Jobs that were started with another inventory are ignored.
     """
     found = []
     for path in runs_dir.glob(f"*/{MANIFEST_FILE}"):
@@ -124,9 +125,10 @@ def newest(runs_dir: Path, inventory: list[str] | None = None) -> str:
 
 
 def options_for(run_dir: Path, inventory: Inventory) -> AnsibleOptions:
-    """Return the options of a job for the Python API: the given ones, or those of its start.
+    """Return the options that reach a job's hosts, for the Python API.
 
-    Raise ValueError if the job was started with password prompts.
+    These are ``inventory`` or, if it is not given, the options that the job was started with. Raise
+    ValueError if the latter include password prompts.
     """
     connection = None if inventory else kept(run_dir)
     if connection is None:

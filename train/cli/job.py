@@ -1,7 +1,7 @@
 """Training jobs from Python, see docs/jobs.md: start, follow, check and stop a job.
 
-In addition to the playbooks, this yields events as they happen, and follows a job through its
-restarts after recoverable failures.
+This module runs the playbooks, yields events as they happen, and follows a job through its restarts
+after recoverable failures.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from train.host import json_files, records
 
 #: Seconds to wait for the start of a gang to finish before leaving the job.
 _START_LIMIT = 60.0
-#: Seconds to wait for a watch to end and fetch all logs after the job was stopped on every host,
-#: and if it could not be stopped on some hosts.
+#: Seconds in which the watch of a stopped job must fetch all logs and end: if the job was stopped
+#: on every host, and if it could not be stopped on some hosts.
 _END_LIMIT, _END_LIMIT_FAILED = 300.0, 30.0
 #: Maximum number of times to attach again to a job whose playbook was killed.
 _BROKEN_OFF = 3
@@ -103,9 +103,9 @@ class Result:
 
 
 def run_dir_of(job: str, variables: Variables) -> Path:
-    """Return the job's local folder, or that of all jobs if ``job`` is empty.
+    """Return a job's local folder, or the folder of all jobs if ``job`` is empty.
 
-    Raise UserError if it is not a valid job id.
+    Raise UserError if ``job`` is not a valid job id.
     """
     if job:
         check_id(job)
@@ -114,9 +114,9 @@ def run_dir_of(job: str, variables: Variables) -> Path:
 
 
 def named(job: str, variables: Variables) -> str:
-    """Return a job's id, given directly or as train_job_id, or empty if it is given in neither way.
+    """Return the job id that is given as ``job`` or as train_job_id, or '' if none is given.
 
-    Raise UserError if it is given in both ways and they differ.
+    Raise UserError if both are given and they differ.
     """
     by_variable = str(variables.get("train_job_id") or "")
     if job and by_variable and job != by_variable:
@@ -128,10 +128,10 @@ def named(job: str, variables: Variables) -> str:
 
 
 def with_runs_dir(inventory: Inventory, variables: Variables | None) -> dict[str, Any]:
-    """Return the variables with the inventory's folder of results, if they do not set one.
+    """Return the variables, with train_job_runs_dir from the inventory if they do not contain it.
 
-    Ansible runs only if a file of the inventory mentions the variable. Raise UserError if the
-    result is not a single folder.
+    Ansible is run only if a file of the inventory mentions this variable. Raise UserError if the
+    variable cannot be read or differs between hosts.
     """
     found = dict(variables or {})
     if _RUNS_DIR in found or not mentions(inventory, _RUNS_DIR):
@@ -166,10 +166,10 @@ def keep(job: str, variables: Variables) -> None:
 
 
 def with_kept(job: str, variables: Variables | None) -> dict[str, Any]:
-    """Return ``variables``, the job's id, and the saved variables of its start, if known here.
+    """Return ``variables``, the job's id, and the variables saved at its start, if known here.
 
-    Values from the file are never templated. A value with Jinja is left out and must be given
-    again, unless the variable is plain data.
+    Saved values are never treated as templates. A saved value that contains Jinja is left out and
+    must be given again, unless its variable is in DATA.
     """
     given = dict(variables or {})
     path = run_dir_of(job, given) / VARIABLES_FILE
@@ -238,7 +238,9 @@ class Job:
             include: files and folders on this machine to stage alongside the script.
             requirements: the file that lists the script's packages in addition to TensorFlow's;
                 ``auto`` for the one next to the script.
-            job: its id, also as the variable train_job_id; by default one is generated.
+            inventory: see ``Inventory``.
+            job: the job's id, which may also be given as the variable train_job_id; by default one
+                is generated.
             variables: of the role train_job, and any others of Ansible.
 
         Raises:
@@ -287,8 +289,8 @@ class Job:
     ) -> Self:
         """Restart a job that has failed or was stopped, whatever the cause, from its checkpoints.
 
-        Raise UserError if it is still running or unknown here, ReportError if a host's answer is
-        malformed.
+        Raise UserError if the job is still running or unknown here, and ReportError if a host's
+        answer is malformed.
         """
         inventory, chosen = _of_job(job, inventory, variables)
         run_dir = run_dir_of(job, chosen)
@@ -314,7 +316,7 @@ class Job:
         return again
 
     def _begin(self, playbook: str, **more: Any) -> None:
-        """Run a playbook that follows the job; raise OSError if the inventory is missing."""
+        """Start a playbook that follows the job; raise OSError if the inventory is missing."""
         self._attached = playbook == "attach.yml"
         self._running = True
         if self._attached and self._offset == 0 and self._events_path.exists():
@@ -365,7 +367,10 @@ class Job:
         return f"staging code for {ranks}" if planned else "checking the hosts"
 
     def events(self, timeout: float = 0.25) -> Iterator[Event]:
-        """Yield the events of the next ``timeout`` seconds; there are none after a ``result``."""
+        """Yield the new events, after waiting for up to ``timeout`` seconds.
+
+        Set ``result`` if the job has ended. Then one more call yields the last events.
+        """
         over = self._playbook.wait(timeout)
         if self.run_dir.is_dir() and inventories.kept(self.run_dir) is None:
             with contextlib.suppress(OSError):
@@ -401,7 +406,7 @@ class Job:
                 self._with_result(outcome.ended)
 
     def _with_result(self, ended: job_records.ResultRecord) -> None:
-        """End the job with the role's decision."""
+        """Set the result of the job to the one that the role has reported."""
         message, why_not = ended["message"], ended["restart_reason"]
         if why_not and why_not not in message:
             message = f"{message}\nnot restarted: {why_not}"
@@ -410,7 +415,10 @@ class Job:
         self._end(Result(self.name, ended["state"], message, *reported, *remarks))
 
     def _without_result(self, outcome: playbooks.PlaybookOutcome) -> None:
-        """Handle the end of a playbook that was refused, was killed, or lost the watch."""
+        """Handle a playbook that ended without a final result.
+
+        It was refused or killed, or its watch ended.
+        """
         is_new = not (self._started or self._is_down)
         if not (self._started or outcome.failures or outcome.unreachable):
             self._give_back()  # it was killed
@@ -429,7 +437,7 @@ class Job:
             self.result = self._result("unwatched", f"{message}\n{again}")
 
     def _attach_once_more(self, outcome: playbooks.PlaybookOutcome) -> bool:
-        """Attach to the job again if its playbook was killed; return whether it did."""
+        """Attach to the job again if its playbook was killed; return whether this was done."""
         if outcome.failures or outcome.left_running or self._broken_off == _BROKEN_OFF:
             return False
         self._broken_off += 1
@@ -492,7 +500,7 @@ class Job:
             self._end(self._result("stopped", self._nothing_started()))
 
     def _follow_stop(self) -> Iterator[Event]:
-        """Report the progress of the stop, and abandon a watch that does not end after it."""
+        """Yield events about the stop, and abandon a watch that does not end in time after it."""
         if self._stop is not None and not self._stop_noted:
             self._stop_noted = True
             text = "stopping the job on every host"
@@ -537,7 +545,7 @@ class Job:
         return False
 
     def _give_back(self) -> None:
-        """Release the resources on hosts of an attempt that has not started, and undo its plan."""
+        """Release what an attempt that has not started holds on the hosts, and undo its plan."""
         manifest = job_records.read_manifest(self.run_dir)
         ended = self._playbook.outcome.ended
         before = max(self._attempt_before, ended["attempts"] if ended else 0)
@@ -552,11 +560,11 @@ class Job:
             withdrawal.withdraw(self.run_dir, attempt)
 
     def _nothing_started(self) -> str:
-        """Return a message that nothing was started, and what could not be released."""
+        """Return a message that nothing was started, with the errors of releasing resources."""
         return "\n".join(["nothing was started", *self._stop_messages])
 
     def _end(self, result: Result) -> Result:
-        """Record ``result`` as the end: no attempt follows, even for later watchers."""
+        """Set the result of the job, and return it."""
         self.result = result
         return result
 
@@ -572,7 +580,7 @@ class Job:
         return self.run_dir / "ansible.log" if self._started and self.run_dir.is_dir() else None
 
     def _command(self, name: str) -> str:
-        """Return a command for the job, for messages."""
+        """Return a command that acts on this job, to be shown in messages."""
         return suggestions.command(
             name, suggesting.call_of(self.inventory, self.variables), job=self.name
         )
@@ -610,7 +618,8 @@ def run(
 def follow(job: Job, on_event: Callable[[Event], None] | None = None) -> Result:
     """Follow ``job`` to its end, pass each event to ``on_event``, and return its result.
 
-    After a KeyboardInterrupt the job keeps running, but no Ansible process on this machine.
+    After a KeyboardInterrupt or another exception, the job keeps running, but no Ansible process
+    on this machine does.
     """
     try:
         while job.result is None:
@@ -626,9 +635,10 @@ def follow(job: Job, on_event: Callable[[Event], None] | None = None) -> Result:
 def _of_job(
     job: str, inventory: Inventory, variables: Variables | None
 ) -> tuple[AnsibleOptions, dict[str, Any]]:
-    """Return the options that reach the hosts of a job, and all variables.
+    """Return the options that reach the hosts of a job, and the variables to use.
 
-    These are the given ones or, by default, those that the job was started with.
+    Without ``inventory``, the options are those that the job was started with, and the variables
+    of its connection are added to ``variables``.
     """
     chosen = with_runs_dir(inventory, variables)
     if not job or inventory:
@@ -641,9 +651,10 @@ def _of_job(
 def status(
     job: str = "", inventory: Inventory = None, variables: Variables | None = None
 ) -> tuple[playbooks.PlaybookOutcome, playbooks.ByHost]:
-    """Return the outcome of the status playbook and the report of each inventory host on its rank.
+    """Return the outcome of the status playbook, and each inventory host's report about its rank.
 
-    ``more`` has further ranks if a host stands for several. Without a job, report the newest one.
+    If a host has several ranks, the others are in the field ``more`` of its report. Without
+    ``job``, each host reports its newest job.
     """
     inventory, given = _of_job(job, inventory, variables)
     chosen = with_kept(job, given)

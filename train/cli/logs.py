@@ -53,14 +53,16 @@ def _same_file(one: BinaryIO, other: BinaryIO) -> bool:
 class LogPrinter:
     """Prints new lines of the files ``<task>.log`` in a folder.
 
-    If only one ``task`` is printed, its name does not precede each line.
+    A line begins with the name of its task. If ``task`` is given, only the lines of this task are
+    printed, without its name.
     """
 
     def __init__(self, folder: Path, task: str | None, stream: TextIO) -> None:
         self._folder, self.task, self._stream = folder, task, stream
         self._lines: dict[str, LogLines] = {}
         self._prefixes: dict[str, str] = {}
-        # Logs that were read last. They stay open so that no other file gets their inode number.
+        # By task, the file that was read last. It stays open so that no other file gets its inode
+        # number.
         self._streams: dict[str, BinaryIO] = {}
 
     def pump(self, last: bool = False) -> None:
@@ -156,7 +158,10 @@ def show(args: Namespace, variables: Variables) -> int:
 def _show_attempt(
     inventory: Inventory, variables: Variables, printer: LogPrinter, interrupts: Sequence[int]
 ) -> playbooks.PlaybookOutcome | None:
-    """Print the logs of one attempt; return None if interrupted."""
+    """Print the logs of one attempt; return the playbook's outcome, or None if interrupted.
+
+    Raise ValueError if the job does not have the rank whose log is to be printed.
+    """
     ended = False
     with contextlib.closing(playbooks.Playbook("logs.yml", inventory, variables)) as playbook:
         while not ended:

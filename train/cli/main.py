@@ -86,7 +86,7 @@ class _CommandParser(argparse.ArgumentParser):
 
 
 def build_parser() -> _CommandParser:
-    """Return the parser of the command line; ``handler`` is the command's function."""
+    """Return the parser of the command line. Its result has the command's function: ``handler``."""
     parser = _CommandParser(
         prog=PROGRAM,
         description="Train TensorFlow scripts on the hosts of an Ansible inventory. Use COMMAND "
@@ -230,9 +230,10 @@ _NEWEST_IF_UNNAMED = ("attach", "status", "logs", "report")
 
 
 def choose_hosts(args: argparse.Namespace, variables: dict[str, Any]) -> dict[str, Any]:
-    """Choose the newest job if none is named, and by default its inventory and connection options.
+    """Complete a command about a job, if the job or its inventory was left out.
 
-    Only commands for which these may be left out are affected.
+    Commands that do not require a job then use the newest one. If no inventory is given, the
+    inventory and the connection options of the job are used. Other commands are not affected.
 
     Returns:
         the variables, with those of the connection.

@@ -34,18 +34,18 @@ class Exit(IntEnum):
 
 
 def complain(command: str, text: str) -> None:
-    """Print an error to standard error."""
+    """Print an error or a notice to standard error."""
     print(f"{PROGRAM} {command}: {text}", file=sys.stderr)
 
 
 def announce(command: str, text: str) -> None:
-    """Print the start of a command that takes seconds to standard error."""
+    """Print to standard error that a command begins something that takes seconds."""
     print(f"{PROGRAM} {command}: {text} ...", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def noted_interrupts() -> Iterator[list[int]]:
-    """Yield a list that collects interrupts instead of raising them at any point."""
+    """Yield a list that collects SIGINT, SIGTERM and SIGHUP, which then have no other effect."""
     seen: list[int] = []
     signums = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {signum: signal.signal(signum, lambda s, _: seen.append(s)) for signum in signums}
@@ -68,7 +68,10 @@ def exit_code(outcome: PlaybookOutcome, command: str) -> int:
 def print_table(
     header: Sequence[str], rows: Sequence[Sequence[str | Text]], width: int | None
 ) -> None:
-    """Print rows under their header; on a terminal, states are colored."""
+    """Print rows under a header; on a terminal, cells keep their colors.
+
+    ``width`` is the number of columns of text; None means that of the terminal.
+    """
     table = Table(*header, box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
     for row in rows:
         table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))

@@ -25,7 +25,10 @@ _LONGEST = 10_000
 
 
 def write(path: Path, template: str, charts: Sequence[Chart], **values: Any) -> Path:
-    """Write a page that loads nothing from a network, by a template here; return its path."""
+    """Write a page that loads nothing from a network; return its path.
+
+    ``template`` is a file in this folder, to which ``charts`` and ``values`` are passed.
+    """
     import jinja2  # here because every command would wait for it
 
     # All inserted text is escaped.
@@ -47,7 +50,7 @@ def write(path: Path, template: str, charts: Sequence[Chart], **values: Any) -> 
 
 
 def _when(seconds: float | None) -> str:
-    """Format a time in UTC; return an empty text if it is unknown."""
+    """Format a Unix time in UTC; return '' if it is unknown."""
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds)) if seconds else ""
 
 
@@ -57,7 +60,7 @@ def curves(
     x_title: str = "step",
     marks: Sequence[Mark] = (),
 ) -> Chart:
-    """Return a chart with a curve for each name."""
+    """Return a chart with a curve for each name, and a vertical line for each mark."""
     traces = []
     few = sum(map(len, points.values())) <= _MARKED
     for name, known in points.items():
@@ -83,7 +86,7 @@ def bars(
     marks: Sequence[Mark] = (),
     **more: Any,
 ) -> Chart:
-    """Return a chart with a row for each name, the first one on top."""
+    """Return a chart with a row of bars for each name, the first one on top."""
     layout = {
         "barmode": "stack", "height": 110 + (26 if len(names) <= 12 else 20) * len(names),
         "xaxis": {"title": {"text": x_title}, "rangemode": "nonnegative"},

@@ -25,7 +25,7 @@ from train.gang.job_records import ResultRecord
 from train.gang.login_failures import LoginFailure
 from train.gang.scratch import Scratch
 
-#: After the task of this module, ranks may run on the hosts.
+#: The action that starts ranks: once a task with it has begun, ranks may run on the hosts.
 START = "rank_start"
 #: Actions whose results may report the end of an attempt or the job.
 _ENDS = ("gang_restart", "gang_refusal", "gang_result")
@@ -98,9 +98,10 @@ def foreign_settings(environment: Mapping[str, str]) -> list[str]:
 
 
 def usable_locale() -> dict[str, str]:
-    """Return variables for a locale that Ansible accepts, if the environment has none.
+    """Return environment variables that set a locale that Ansible accepts.
 
-    Such a locale is installed and has the encoding UTF-8.
+    Return {} if the environment already sets one. Ansible accepts locales that are installed and
+    use UTF-8.
     """
     before = locale.setlocale(locale.LC_ALL)
     try:
@@ -125,7 +126,7 @@ def ansible_playbook() -> str:
 
 
 def own_settings() -> dict[str, str]:
-    """Return the variables with which Ansible finds the settings and plugins of this project."""
+    """Return environment variables with which Ansible finds this project's settings and plugins."""
     found = {"ANSIBLE_CONFIG": str(REPOSITORY / "ansible.cfg")}
     if IS_PACKAGED:
         # Otherwise another version of the collection in the user's folder would come first.
@@ -155,7 +156,8 @@ class PlaybookOutcome:
     #: The role's last report on how the job ended; another attempt may follow.
     ended: ResultRecord | None = None
     is_down: bool = False  # an attempt has failed, and no rank of the next one has started
-    # Names of started tasks and warnings, for users, each once. Displays remove those they show.
+    # Names of started tasks, and warnings for users, each once. Displays remove those that they
+    # have shown.
     tasks: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     called: set[str] = field(default_factory=set)  # actions of the tasks that have started
@@ -191,7 +193,7 @@ class PlaybookOutcome:
         return next(iter(self.results.get(action, {}).values()), {})
 
     def take_waiting(self) -> list[str]:
-        """Return a line about the hosts with slow logins, and forget them.
+        """Return a line about the hosts with slow logins, if any, and forget these hosts.
 
         Hosts that were reported at about the same time share a line.
         """
@@ -220,7 +222,8 @@ def module_of(data: Mapping[str, Any]) -> str:
 class Playbook:
     """A run of one of the repository's playbooks in the background.
 
-    Creating it raises FileNotFoundError if an inventory does not exist.
+    ``check`` selects Ansible's check mode. The constructor starts the run, and raises
+    FileNotFoundError if an inventory does not exist.
     """
 
     def __init__(
@@ -332,7 +335,10 @@ class Playbook:
         return not self._thread.is_alive()
 
     def close(self, log: Path | None = None) -> PlaybookOutcome:
-        """End the playbook, but no processes on hosts, and save its output in ``log``."""
+        """End the playbook, but no processes on hosts, and return its outcome.
+
+        The output of ansible-playbook is saved in ``log``, if given.
+        """
         # TERM makes ansible-playbook end its workers. ansible-runner's own cancellation leaves one
         # orphan per host.
         while self._thread.is_alive():
@@ -355,7 +361,10 @@ class Playbook:
 def run_playbook(
     name: str, inventory: Inventory, variables: Variables, check: bool = False
 ) -> PlaybookOutcome:
-    """Run a playbook to its end. An interrupt ends it, too. For the arguments see ``Playbook``."""
+    """Run a playbook to its end and return its outcome. For the arguments see ``Playbook``.
+
+    An interrupt ends the playbook.
+    """
     with contextlib.closing(Playbook(name, inventory, variables, check)) as playbook:
         while not playbook.wait(0.25):
             for line in playbook.outcome.take_waiting():

@@ -1,6 +1,6 @@
-"""Pages about one job and about differences between two: ``python -m train report``, ``compare``.
+"""Builds pages for ``python -m train report``, about a job, and ``compare``, about two jobs.
 
-They are built only from the files in the jobs' folders (docs/formats.md).
+Only the files in the jobs' folders are used (docs/formats.md).
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _MAX_PROGRESS = 1 << 23
 _T = TypeVar("_T")
 #: The points of curves by name and attempt.
 _Points = dict[tuple[str, int], list[tuple[float, float]]]
-#: Name of the curve.
+#: Name of the curve and chart of the speed.
 SPEED = "examples per second"
 #: Title of the time axis.
 _SINCE = "seconds since the first record"
 #: Maximum number of lines from the end of a log, and of characters in each.
 _LOG_LINES, _LOG_WIDTH = 40, 500
-#: Bytes to read for them.
+#: Number of bytes to read from the end of a log for these lines.
 _LOG_BYTES = 64 * 1024
 #: The activities of a rank, in the order of the legend.
 _COLOURS = {
@@ -96,7 +96,7 @@ _NEARLY = 0.99
 #: Maximum number of characters of a value to compare.
 _LONGEST = 65_536
 
-#: Values by step, with the seconds until then.
+#: By step, a value and the seconds from the first record until then.
 Curve = dict[int, tuple[float, float]]
 
 
@@ -131,7 +131,10 @@ def write_report(run_dir: Path) -> Path:
 
 
 def read(run_dir: Path) -> tuple[Manifest, list[AttemptFiles]]:
-    """Return a job's manifest and its attempts in order; raise FileNotFoundError if missing."""
+    """Return a job's manifest and its attempts, in order.
+
+    Raise FileNotFoundError if the manifest is missing.
+    """
     manifest = read_manifest(run_dir)
     if manifest is None:
         attach = suggestions.command("attach", job=run_dir.name)
@@ -181,7 +184,7 @@ def _read_progress(path: Path) -> list[Progress]:
 
 
 def _read_load(path: Path) -> list[Load]:
-    """Return the lines of a file, except those that were cut off on a full disk."""
+    """Return the records in a file, except lines that were cut off on a full disk."""
     found = []
     for line in path.read_text("utf-8").splitlines():
         with contextlib.suppress(ValueError):
@@ -208,7 +211,7 @@ def _duration(seconds: float) -> str:
 
 
 def values(record: Progress) -> dict[str, float]:
-    """Return loss, metrics and speed in a record, without NaN and infinities."""
+    """Return the loss, metrics and speed in a record by name, without NaN and infinities."""
     named = {
         "loss": record.get("loss"),
         **record.get("metrics", {}),
@@ -230,7 +233,7 @@ def _curves(attempts: Sequence[AttemptFiles]) -> Iterator[Chart]:
 
 
 def _chart(title: str, points: _Points, x_title: str, attempts: Sequence[AttemptFiles]) -> Chart:
-    """Return a chart; if there are several attempts, all curves of one share a color and name."""
+    """Return a chart of curves. With several attempts, each attempt has its own color and name."""
     several, shown = len(attempts) > 1, set()
     named = {f"{n}, attempt {a}" if several else n: curve for (n, a), curve in points.items()}
     chart = page.curves(title, named, x_title)
@@ -339,19 +342,19 @@ def _loads(attempts: Sequence[AttemptFiles]) -> Iterator[Chart]:
 
 @dataclass(frozen=True)
 class Metric:
-    """A value of two jobs: a curve for each, without points if the job does not report it."""
+    """The curves of a metric in two jobs. A curve is empty if its job does not report it."""
 
     name: str
     curves: tuple[Curve, Curve]
 
     @property
     def last(self) -> list[str]:
-        """The last values."""
+        """The last value of each job as text; ``-`` if there is none."""
         return [lines.number(curve[max(curve)][0]) if curve else "-" for curve in self.curves]
 
     @property
     def wanted(self) -> float | None:
-        """For an accuracy, a value just below the best of both jobs."""
+        """For an accuracy, a value just below the best of both jobs; otherwise None."""
         if "accuracy" not in self.name or not all(self.curves):
             return None
         return _NEARLY * max(value for curve in self.curves for value, _ in curve.values())
@@ -404,7 +407,10 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _curve(attempts: list[AttemptFiles], name: str) -> Curve:
-    """Return a value of the first rank that reports it; later attempts win where steps overlap."""
+    """Return the curve of a value, from the first rank that reports it in each attempt.
+
+    If two attempts made the same step, the value of the later one is used.
+    """
     found: Curve = {}
     began: float | None = None
     for attempt in attempts:
@@ -446,7 +452,7 @@ def _hosts(manifest: Manifest) -> str:
 
 
 def _for_people(found: Comparison) -> list[tuple[str, str, str]]:
-    """Return the differences that users can act on, with all those of the hosts as one."""
+    """Return the differences that users can act on. Those of the hosts are summarized as one."""
     shown = []
     for name, *texts in found.differences:
         field, dot, rest = name.partition(".")
@@ -459,7 +465,7 @@ def _for_people(found: Comparison) -> list[tuple[str, str, str]]:
 
 
 def text_of(found: Comparison, everything: bool = False) -> str:
-    """Format a comparison as text: what users can act on, or ``everything``."""
+    """Format a comparison as text: the differences that users can act on, or ``everything``."""
     said = [" and ".join(found.jobs)]
     shown = found.differences if everything else _for_people(found)
     said += [f"  {name}: {a} | {b}" for name, a, b in shown]

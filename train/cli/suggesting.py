@@ -1,4 +1,4 @@
-"""Connection options for suggested commands of this call; see train/gang/suggestions.py."""
+"""Records how this program was called, for the commands that train/gang/suggestions.py suggests."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def note_kept(job: str, connection: Mapping[str, Any]) -> None:
 
 
 def call_of(options: AnsibleOptions, variables: Variables) -> Call:
-    """Return the call of the command line; for the Python API, one that reaches a job's hosts."""
+    """Return how the command line was called; for the Python API, a call that reaches the hosts."""
     if suggestions.is_noted():
         return suggestions.current()
     is_default = options.inventory == ansible_options.default_inventory()
@@ -65,7 +65,7 @@ def call_of(options: AnsibleOptions, variables: Variables) -> Call:
 
 
 def _typed(inventory: Sequence[str]) -> list[str]:
-    """Return the options for an inventory, and for a host file the one that names the file."""
+    """Return the options that a user types for an inventory, such as ``-i`` or ``--hostfile``."""
     words: list[str] = []
     for source in inventory:
         if isinstance(source, HostSource):

@@ -50,7 +50,7 @@ PAUSE, LIMIT, INTERVAL = 15.0, 30.0, 1.0
 
 
 def check(uri: str) -> None:
-    """Raise UserError if MLflow is not installed or its URI is invalid."""
+    """Raise UserError if MLflow is not installed or ``uri`` is not a valid tracking URI."""
     if uri.partition(":")[0].partition("+")[0] not in SCHEMES:
         raise UserError(
             f"--mlflow {_masked(uri)} is not a tracking URI: it must begin with one of "
@@ -63,7 +63,7 @@ def check(uri: str) -> None:
 
 
 def _masked(text: str) -> str:
-    """Return a text without passwords, queries and fragments in its URLs."""
+    """Return a text in which logins and the values of parameters in URLs are masked."""
     without_login = re.sub(r"//\S*@", "//***@", text)
     return re.sub(r"([?&;#][\w.%-]+=)[^\s&;#'\")]+", r"\1***", without_login)
 
@@ -105,7 +105,7 @@ class TrackedDisplay:
             self._display.event(Event("notice", job, "", data))
 
     def _work(self) -> None:
-        """Log events until the job has ended; of consecutive errors, report only the first."""
+        """Log events until the job has ended. Of consecutive errors, only the first is reported."""
         run: _Run | None = None
         pending: deque[Event] = deque(maxlen=WAITING)
         failing, ended = False, None
@@ -130,7 +130,7 @@ class TrackedDisplay:
 
 
 class _Run:
-    """The job's run in MLflow: the existing one, or a new one."""
+    """The run in MLflow that belongs to the job. It is created unless it exists."""
 
     def __init__(self, uri: str, run_dir: Path) -> None:
         manifest = read_manifest(run_dir)
@@ -201,7 +201,7 @@ class _Run:
 
 
 def params_of(manifest: Manifest) -> dict[str, str]:
-    """Return a job's start parameters as MLflow params."""
+    """Return the parameters with which a job was started, as MLflow params."""
     known: dict[str, Any] = {**manifest}
     params = {name: known[name] for name in ("script", "seed", "keras", "code_sha256")}
     params["arguments"] = shlex.join(manifest["arguments"])

@@ -1,6 +1,6 @@
-"""Times TensorFlow's own all-reduce over a gang, for the doctor: sums of 0.1 to 100 MB.
+"""Measures how long TensorFlow's all-reduce takes in a gang, for sums of 0.1 to 100 MB.
 
-It runs like any other script of a gang. Its results are the metrics in its progress records.
+The doctor runs it as the script of a job. Its results are the metrics in its progress record.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LONGEST = 5.0
 
 
 def main() -> None:
-    """Sum tensors of each size over all ranks and report the milliseconds of one sum."""
+    """Sum tensors of each size over all ranks, and report the milliseconds per sum."""
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
 
     def mean(value: tf.Tensor) -> tf.Tensor:

@@ -33,24 +33,24 @@ Arrays = dict[str, Any]
 _NAME = re.compile(r"ckpt-([0-9]+)\.npz")
 #: Prefix of the names of incomplete files, which no other process may use.
 UNFINISHED = "unfinished-"
-#: Prefix of the names of folders with checkpoints of runs that another one has replaced.
+#: Prefix of the names of folders with checkpoints of runs that another run has replaced.
 REPLACED = "replaced-"
 
 
 @dataclass(frozen=True)
 class Run:
-    """The run that a checkpoint belongs to, from its start through all resumptions."""
+    """The run that a checkpoint belongs to. A resumed run is still the same run."""
 
-    #: Id of the job that started it; empty without the launcher.
+    #: Id of the job that started the run; empty without the launcher.
     job: str = ""
-    #: Start time with ``--resume never``, in whole seconds of Unix time; otherwise 0. A run with a
-    #: later time replaces the others, whatever their steps.
+    #: Start time with ``--resume never``, in whole seconds of Unix time; otherwise 0. A run
+    #: replaces runs with earlier times, whatever their steps.
     fresh_start_at: int = 0
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The contents of a checkpoint, see docs/formats.md. ``arrays`` is empty if not read."""
+    """The contents of a checkpoint (docs/formats.md). ``arrays`` is empty if they were not read."""
 
     path: Path
     step: int
@@ -62,7 +62,7 @@ class Checkpoint:
     arrays: Arrays
 
     def mismatch(self, identity: Mapping[str, object]) -> str:
-        """Describe in a line which option of ``identity`` differs; empty if none."""
+        """Describe in one line the first option in ``identity`` that differs, or return ''."""
         for name, value in identity.items():
             made_with = self.identity.get(name, value)  # an option that was added later
             if made_with == value:
@@ -95,12 +95,12 @@ def digest(values: Iterable[Any]) -> bytes:
 
 
 def step_of(path: Path) -> int:
-    """Return the step in a checkpoint's name."""
+    """Return the step in the file name of a checkpoint."""
     return int(path.stem.partition("-")[2])
 
 
 def found(folder: Path) -> list[Path]:
-    """Return the checkpoints in a folder, if it exists, highest step first."""
+    """Return the paths of a folder's checkpoints, highest step first; [] if it does not exist."""
     try:
         paths = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
     except (FileNotFoundError, NotADirectoryError):
@@ -109,9 +109,9 @@ def found(folder: Path) -> list[Path]:
 
 
 def read(path: Path, whole: bool = True) -> Checkpoint:
-    """Return the checkpoint in a file; arrays are read and verified only if ``whole``.
+    """Return the checkpoint in a file; the arrays are read and verified only if ``whole``.
 
-    Raise FileNotFoundError if it has been removed, or DamagedError.
+    Raise FileNotFoundError if the file has been removed, and DamagedError if it cannot be used.
     """
     try:
         with np.load(path, allow_pickle=False) as loaded:
@@ -148,8 +148,9 @@ def lock(folder: Path) -> bool:
 class Writer:
     """Writes a rank's checkpoints in a separate thread, and removes the oldest of its run.
 
-    Checkpoints of other runs are never removed; those in the way are moved to a ``replaced-*``
-    folder. The newest ``kept`` ones remain. ``names`` are the layers' names of the variables.
+    The newest ``kept`` checkpoints of the run remain. Checkpoints of other runs are never removed;
+    if they are in the way, they are moved to a folder ``replaced-*``. ``names`` has the names of
+    the variables in the model, such as ``conv/kernel``, by their names in a checkpoint.
     """
 
     def __init__(
@@ -169,13 +170,13 @@ class Writer:
     ) -> None:
         """Queue a checkpoint of ``step``; wait only if an earlier one is still queued.
 
-        ``sha256`` is that of the arrays, in hex, if already known.
+        ``sha256`` is the hash of the arrays in hex, or empty if it has yet to be computed.
         """
         about = {"step": step, "position": position, "final": final, "sha256": sha256}
         self._waiting.put((arrays, {**self._about, **about}))
 
     def finish(self) -> None:
-        """Wait until all is written; raise TrainingError if the last one could not be written."""
+        """Wait until all checkpoints are written; raise TrainingError if the last one failed."""
         self._waiting.join()
         if self._failure:
             what = f"the last checkpoint could not be written to {self._folder}"
@@ -210,7 +211,8 @@ class Writer:
                 stream.flush()
                 os.fsync(stream.fileno())
             path = self._folder / f"ckpt-{step}.npz"
-            # Before the first one of this run gets its name, so that two runs never mix.
+            # Older runs are set aside before the first checkpoint of this run gets its name, so
+            # that two runs never mix.
             for other in [] if self._replaced else found(self._folder):
                 run = self._run_of(other)
                 if run is not None and run.fresh_start_at < self._run.fresh_start_at:
@@ -235,7 +237,7 @@ class Writer:
                 path.unlink()
 
     def _run_of(self, path: Path) -> Run | None:
-        """Return the run that a checkpoint belongs to, or None if damaged or missing."""
+        """Return the run of a checkpoint, or None if the checkpoint is damaged or missing."""
         with suppress(DamagedError, OSError):
             return read(path, whole=False).run
         return None

@@ -1,6 +1,7 @@
 """Reads the environment: TF_CONFIG, the ranks, and the launcher's variables.
 
-Standard library only. TF_CONFIG is not changed, because TensorFlow reads it again.
+This module uses only the standard library. TF_CONFIG is not changed, because TensorFlow reads it
+again.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Cluster:
 
     @property
     def jobs(self) -> dict[str, int]:
-        """The number of tasks by type, for the types that train together."""
+        """The number of tasks of each type that trains; with parameter servers, only the chief."""
         if not self.addresses:
             return {self.task_type: 1}
         kinds = ["chief"] if self.has_servers else JOBS[:2]
@@ -84,7 +85,10 @@ class Cluster:
 
 
 def read_tf_config(environ: Mapping[str, str]) -> Cluster:
-    """Return the cluster of ``TF_CONFIG``, or one worker if unset; raise ConfigError if invalid."""
+    """Return the cluster in ``TF_CONFIG``, or a single worker if the variable is not set.
+
+    Raise ConfigError if it is invalid.
+    """
     try:
         config = json.loads(environ.get("TF_CONFIG", "").strip() or "{}")
     except ValueError as error:
@@ -127,16 +131,19 @@ def read_tf_config(environ: Mapping[str, str]) -> Cluster:
 class Launch:
     """The job that this process belongs to."""
 
-    #: Its id; empty without the launcher.
+    #: The job's id; empty without the launcher.
     job: str
-    #: The number of this start of the gang, from 1. Options are the same in all attempts.
+    #: The number of the current start of the gang, from 1. All attempts have the same options.
     attempt: int
     #: Whether this rank keeps a copy of the chief's checkpoints.
     copies: bool
 
 
 def read_launch(environ: Mapping[str, str]) -> Launch:
-    """Return the values of the launcher's variables, or defaults; raise ConfigError if invalid."""
+    """Return the values of the launcher's environment variables, or their defaults.
+
+    Raise ConfigError if a value is invalid.
+    """
     attempt = environ.get(ENV_ATTEMPT) or "1"
     if not (attempt.isascii() and attempt.isdigit() and 1 <= int(attempt) <= 1_000_000):
         wanted = "a whole number from 1 to 1000000"

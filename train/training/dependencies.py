@@ -1,8 +1,8 @@
-"""The order of operations in a graph, where data alone do not give it.
+"""Enforces an order of operations in a graph that their inputs alone do not determine.
 
 TensorFlow runs an operation as soon as its inputs are ready. ``tf.function`` keeps operations on
-the same variable, and collectives, in the order of the program. All other orders that a training
-step needs are made here, by name.
+the same variable, and collectives, in the order of the program. The functions of this module
+enforce any other order that a training step needs.
 """
 
 from __future__ import annotations
@@ -26,17 +26,20 @@ def after(values: Any) -> Iterator[None]:
 
 
 def held(values: Any, until: Any) -> Any:
-    """Return ``values``, which no operation can use before all tensors in ``until`` are ready.
+    """Return ``values`` as tensors that are not ready before all tensors in ``until`` are.
 
-    Both are tensors or nests of them. The bits of the values do not change. Nothing waits for a
-    tensor of ``until`` that the graph's optimizer removes because it is used for nothing else.
+    Both arguments are tensors or nests of tensors. The bits of the values do not change. TensorFlow
+    may remove a tensor in ``until`` that is used for nothing else. Nothing waits for it then.
     """
     with after(until):
         return tf.nest.map_structure(tf.identity, values)
 
 
 def on_host(values: Sequence[Any]) -> Any:
-    """Return a tensor on the host that is ready once all values are, on any device."""
+    """Return a tensor on the host that is ready once all ``values`` have been computed.
+
+    The values may be on any device. ``values`` must not be empty.
+    """
     with after(values):
         one = tf.identity(tf.reshape(values[0], [-1])[:1])
     # A GPU starts operations when earlier work is queued, but a copy to the host waits for it.
@@ -46,11 +49,10 @@ def on_host(values: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True)
 class Clock:
-    """The host's clock, read while a graph runs: float64 scalars in seconds.
+    """The host's clock, which a graph reads while it runs. Times are float64 scalars in seconds.
 
-    A reading is taken after the tensors that it names, and not before. A clock that is not
-    ``running`` always gives 0, and then no operation waits because of it: TensorFlow has no clock
-    in deterministic mode.
+    TensorFlow has no clock in deterministic mode. A clock that is not ``running`` is for this mode:
+    all its times are 0, and no operation of a training step waits for it.
     """
 
     running: bool
@@ -62,17 +64,20 @@ class Clock:
     def since(self, began: Any, values: Any) -> Any:
         """Return the seconds from the reading ``began`` until all tensors in ``values`` are ready.
 
-        On a GPU they may only be queued; see ``when_computed``.
+        On a GPU, a tensor may count as ready when it is only queued; see ``when_computed``.
         """
         with after(values):
             return self.now() - began
 
     def when_computed(self, values: Sequence[Any]) -> Any:
-        """Return the time at which all values, at least one, are computed on their devices."""
+        """Return the time at which all ``values`` have been computed on their devices.
+
+        ``values`` must not be empty.
+        """
         with after(on_host(values) if self.running else []):
             return self.now()
 
     def held(self, values: Any, until: Any) -> Any:
-        """Return ``values``, which no operation can use before the clock has been read."""
+        """Return ``values`` as tensors that are not ready before the time ``until`` was read."""
         # Otherwise, a single thread may compute first and read the clock afterwards.
         return held(values, until) if self.running else values

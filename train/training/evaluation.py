@@ -17,9 +17,9 @@ Evaluate = Callable[[], dict[str, float]]
 def make_evaluation(strategy: Any, model: Any, task: Task, at_once: int) -> Evaluate:
     """Return a function that computes ``test_loss`` and other metrics on the task's test set.
 
-    Every example counts once. All ranks must call the function and get the same results. The
-    strategy is synchronous and the model was built in its scope. A replica tests up to ``at_once``
-    examples at a time.
+    Every example counts once. All ranks must call the function, and they get the same results. The
+    strategy must be synchronous, and the model must have been built in its scope. A replica tests
+    up to ``at_once`` examples at a time.
     """
     objective, split = task.objective, task.data.test
     names = ["loss", *objective.metrics]

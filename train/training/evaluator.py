@@ -29,11 +29,11 @@ POLL_S = 0.5
 
 
 def evaluate_checkpoints(task_name: str, settings: Settings, progress: ProgressWriter) -> Results:
-    """Test each new checkpoint; return the results of the last one of a run.
+    """Test each new checkpoint; return the results of the final checkpoint of a run.
 
-    Every test is a progress record of phase ``evaluating``. A first one without ``step`` is written
-    when a checkpoint is found. On a signal, the process ends with 0, after a record of phase
-    ``done`` that repeats the newest test, if any.
+    Every test writes a progress record of phase ``evaluating``. When the first checkpoint is found,
+    such a record without ``step`` is written. On SIGTERM or SIGINT, the process ends with exit code
+    0, after a record of phase ``done`` with the results of the last test, if there was one.
     """
     newest = Results(task_name)
 
@@ -70,7 +70,7 @@ def evaluate_checkpoints(task_name: str, settings: Settings, progress: ProgressW
         with suppress(OSError):  # a shared file system may recover soon
             paths = checkpoints.found(settings.checkpoint_dir)
         if paths and checkpoints.step_of(paths[0]) < done:
-            done = -1  # of a run that started over
+            done = -1  # the checkpoints are from a run that started over
         for path in reversed(paths):
             if checkpoints.step_of(path) <= done:
                 continue

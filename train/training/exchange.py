@@ -2,9 +2,10 @@
 
 All replicas get the same bits in every case, so that their weights stay equal.
 
-Between workers, gradients of a large network travel in packs, the last layers first, each as soon
-as the backward pass has computed it. Those of a small one travel together after it: there is
-nothing to gain, and undisturbed replicas wait less for each other.
+Between workers, the gradients of a large network are sent in packs, the last layers first. Each
+pack is sent as soon as the backward pass has computed it. The gradients of a small network are sent
+together, after the backward pass: nothing is gained by sending them earlier, and replicas whose
+computation is not disturbed wait less for each other.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def make_exchange(strategy: Any, workers: int, precision: str) -> Exchange:
     dtype = tf.as_dtype(precision)
     if dtype == tf.float32:
         return _with_all_bits
-    # The exchange of this module is for ranks of one replica on a CPU.
+    # SumsRoundedOnce is for ranks that have one replica each, on a CPU.
     devices = strategy.extended.worker_devices
     if len(devices) > 1 or "GPU" in devices[0]:
         return RoundedSums(dtype)
@@ -47,7 +48,7 @@ def _with_all_bits(gradients: Sequence[Any], others: Sequence[Any]) -> list[Any]
 
 
 class RoundedSums:
-    """TensorFlow's all-reduce, which adds in the type that is sent: each addition rounds."""
+    """TensorFlow's all-reduce, which adds in the type that is sent, so each addition rounds."""
 
     def __init__(self, dtype: Any) -> None:
         self._dtype = dtype
@@ -59,9 +60,10 @@ class RoundedSums:
 
 
 class SumsRoundedOnce:
-    """Sums over ranks of one replica on a CPU, added in float32 and sent with fewer bits.
+    """Sums that are added in float32 and sent with fewer bits.
 
-    A sum is rounded once, in one rank, whatever the number of ranks, and all ranks get that value.
+    Each rank must have one replica, on a CPU. Each sum is rounded once, in one rank, whatever the
+    number of ranks, and all ranks get the rounded value.
     """
 
     def __init__(self, dtype: Any, workers: int) -> None:
@@ -84,7 +86,7 @@ class SumsRoundedOnce:
     def _sum(self, flat: Any, key: int) -> Any:
         """Return the sum of a float32 vector over the ranks.
 
-        ``key`` and the next number identify the two collectives; no others may use them.
+        ``key`` and ``key`` + 1 identify two collectives. No other collective may use these numbers.
         """
         # Each rank adds up its share of all ranks' gradients and sends the sum to all. The traffic
         # is that of a ring with half of the bytes.
@@ -97,7 +99,7 @@ class SumsRoundedOnce:
         return tf.cast(tf.reshape(sums, [-1])[:size], tf.float32)
 
     def _swap(self, rows: Any, key: int) -> Any:
-        """Send row r to rank r; return the rows that the ranks have sent here, in their order."""
+        """Send row r to rank r; return the rows sent to this rank, in the order of the ranks."""
         return tf.raw_ops.CollectiveAllToAllV2(
             input=rows,
             group_size=self._workers,
@@ -111,7 +113,8 @@ class SumsRoundedOnce:
 def all_reduce(values: Sequence[Any]) -> list[Any]:
     """Return the sums of the replicas' values, added in their own types by TensorFlow.
 
-    Up to PACK_BYTES, they travel together, once all of them are computed.
+    Values of up to PACK_BYTES in total are sent together, once all of them are computed. Larger
+    ones are sent in packs of this size.
     """
     if not values:
         return []
@@ -125,9 +128,10 @@ def all_reduce(values: Sequence[Any]) -> list[Any]:
 
 
 def packs(values: Sequence[Any], item_bytes: int, pack_bytes: int) -> list[list[Any]]:
-    """Divide values, in order, into packs of more than ``pack_bytes``; the last values come first.
+    """Divide values into packs of more than ``pack_bytes`` bytes, beginning with the last values.
 
-    The last pack may be smaller. ``item_bytes`` is the size in bytes of a number when it is sent.
+    Values keep their order within a pack. The last pack may be smaller. ``item_bytes`` is the size
+    in bytes of a number when it is sent.
     """
     divided: list[list[Any]] = [[]]
     size = 0

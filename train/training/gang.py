@@ -55,10 +55,10 @@ def tasks_named(message: str) -> str:
 
 
 class Collective:
-    """Joint operations of the ranks that train: all must call the same ones in the same order.
+    """Joint operations of the ranks that train. All ranks must call them in the same order.
 
-    All methods raise tf.errors.OpError if another rank has ended. The chief of parameter servers
-    is alone in its gang and calls ``shutdown`` at the end.
+    All methods except ``part`` raise tf.errors.OpError if another rank has ended. With parameter
+    servers, the chief is the only rank that trains. ``final_barrier`` then calls ``shutdown``.
     """
 
     def __init__(
@@ -70,7 +70,10 @@ class Collective:
         self._gather = tf.function(self._gathered, autograph=False)
 
     def compare(self, digest: bytes, when: str) -> None:
-        """Raise TrainingError that names the ranks whose digest differs from the chief's."""
+        """Raise TrainingError if the ``digest`` of any rank differs from the chief's.
+
+        The message names these ranks. ``when`` is a part of it, such as ``at the end``.
+        """
         rows, ranks = self.gather(list(digest)), self._cluster.ranks
         differing = [rank for rank, row in zip(ranks, rows, strict=True) if (row != rows[0]).any()]
         if differing:
@@ -82,7 +85,7 @@ class Collective:
         self.gather([0])
 
     def final_barrier(self) -> None:
-        """Wait for all ranks, as the last operation of this one."""
+        """Wait for all ranks. This must be the last joint operation."""
         self.barrier()
         if self._shutdown is not None:
             self._shutdown()
@@ -98,7 +101,10 @@ class Collective:
             self.barrier()
 
     def texts(self, own: str) -> list[str]:
-        """Return the texts of all ranks, of up to TEXT_LIMIT bytes and without NUL."""
+        """Send the text ``own`` to all ranks; return the texts of all ranks, in their order.
+
+        Texts must not contain NUL. Raise ValueError if ``own`` has more than TEXT_LIMIT bytes.
+        """
         data = own.encode()
         if len(data) > TEXT_LIMIT:
             raise ValueError(f"{len(data)} bytes for all ranks; the limit is {TEXT_LIMIT}")
@@ -106,7 +112,7 @@ class Collective:
         return [row.astype(np.uint8).tobytes().rstrip(b"\0").decode() for row in rows]
 
     def from_rank(self, text: str, source: int) -> str:
-        """Return the ``text`` of the rank at index ``source``, see ``texts``."""
+        """Return the ``text`` that the rank at index ``source`` has passed; see ``texts``."""
         return self.texts(text if self._cluster.place == source else "")[source]
 
     def share(self, variables: list[Any], source: int) -> None:
@@ -131,7 +137,7 @@ class Collective:
             variable.assign(value, read_value=False)
 
     def gather(self, own: list[int]) -> Any:
-        """Return the equally long lists of all ranks as an int32 array, one row each."""
+        """Return the lists ``own`` of all ranks, which must be equally long, as an array's rows."""
         if self._alone:
             return np.array([own])
         rows = self._gather(tf.constant([own], tf.int32)).numpy()

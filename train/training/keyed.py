@@ -1,8 +1,8 @@
 """Random numbers that depend only on the seed, the step and the example.
 
-Each example of a step has its own keys. Random numbers are hashes of them with MurmurHash3's
-finalizer (Austin Appleby, public domain), modulo 2**32. The same bits result on CPU and GPU, with
-and without XLA, for any share of the batch, and after any restart.
+Each example of a step has its own keys. Random numbers are hashes of these keys, computed with
+MurmurHash3's finalizer (Austin Appleby, public domain), modulo 2**32. They have the same bits on
+CPU and GPU, with and without XLA, for any share of the batch, and after any restart.
 
 The numbers are for dropout and augmentation, not for secrets.
 """
@@ -74,8 +74,9 @@ def order_key(seed: int, epoch: Any) -> Any:
 def uniform(keys: Any, shape: Sequence[Any], stream: int) -> Any:
     """Return uniform random numbers in [0, 1), multiples of 2**-24: float32 [n, *shape].
 
-    ``keys`` are from ``sample_keys``. ``shape`` has numbers or int32 scalars with a product of up
-    to 2**32. ``stream`` separates independent uses, 0 to 2**32 - 1.
+    ``keys`` are from ``sample_keys``. ``shape`` contains numbers or int32 scalars, whose product
+    must not exceed 2**32. ``stream``, from 0 to 2**32 - 1, is a different number for each
+    independent use of the same keys.
     """
     # The range is cast because TensorFlow does not support uint32 ranges on every device.
     counters = tf.cast(tf.range(tf.reduce_prod(tf.cast([1, *shape], tf.int64))), tf.uint32)
@@ -85,13 +86,14 @@ def uniform(keys: Any, shape: Sequence[Any], stream: int) -> Any:
     return tf.reshape(numbers, [-1, *shape])
 
 
-#: ``keys`` of the samples that this thread calls a model for. Each replica is a thread.
+#: Its attribute ``keys`` has the keys of the samples for which this thread calls a model. Each
+#: replica has its own thread.
 _current = threading.local()
 
 
 @contextmanager
 def keys_for_layers(keys: Any) -> Iterator[None]:
-    """Provide the samples' keys, in order, to Dropouts of models called or traced within."""
+    """Provide keys, a row for each sample, to Dropout layers that are called in this context."""
     before, _current.keys = getattr(_current, "keys", None), keys
     try:
         yield
@@ -103,9 +105,9 @@ def keys_for_layers(keys: Any) -> Iterator[None]:
 class Dropout(tf.keras.layers.Dropout):  # type: ignore[misc]
     """Keras' Dropout with random numbers that depend on each sample's keys.
 
-    A model with this layer is trained within ``keys_for_layers``; ``exportable`` makes the model to
-    save. ``rate`` and ``noise_shape`` are as in Keras. ``stream`` is the layer's number, from 0:
-    layers of a model with the same number drop the same positions.
+    A model with this layer must be trained within ``keys_for_layers``. To save it, use the model
+    that ``exportable`` returns. ``rate`` and ``noise_shape`` are as in Keras. ``stream`` is the
+    layer's number, from 0: layers of a model with the same number drop the same positions.
     """
 
     def __init__(
@@ -125,7 +127,10 @@ class Dropout(tf.keras.layers.Dropout):  # type: ignore[misc]
         self.stream = stream
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """Return the inputs, with some dropped if ``training``; call it in ``keys_for_layers``."""
+        """Return the inputs, some of which are dropped if ``training`` is set.
+
+        Raise RuntimeError if this is called for training outside of ``keys_for_layers``.
+        """
         if not training or self.rate == 0:
             return inputs
         keys = getattr(_current, "keys", None)
@@ -151,10 +156,10 @@ class Dropout(tf.keras.layers.Dropout):  # type: ignore[misc]
 
 
 def exportable(model: Any) -> Any:
-    """Return a model with Keras' Dropout, whose saved file loads without this project.
+    """Return a copy of a model with Keras' own Dropout, so that it can be loaded without this code.
 
-    Its weights are not set. A model without a Dropout of this module is returned unchanged. Raise
-    ValueError for a subclassed model that has one.
+    The weights are not copied. A model without a Dropout of this module is returned unchanged.
+    Raise ValueError for a subclassed model that has one.
     """
     return _twin(model) if _has_dropout(model) else model
 

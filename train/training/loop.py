@@ -1,4 +1,4 @@
-"""The training loop: from the first step, or a checkpoint, to the model.
+"""The training loop: from the first step, or from a checkpoint, to the trained model.
 
 It writes progress records for the launcher, events for TensorBoard, and lines for the log.
 """
@@ -42,39 +42,45 @@ _EVENTS_ROOM = 2**20
 
 
 class EndedError(Exception):
-    """A rank was asked to end; the message reports whether it was this one, and what was saved."""
+    """A rank was asked to end.
+
+    The message reports whether it was this rank, and whether a checkpoint was written.
+    """
 
     exit_code = 128 + signal.SIGTERM
 
 
 @dataclass
 class Position:
-    """The position in a run: a checkpoint's ``position``, in addition to the variables."""
+    """The position in a run. A checkpoint stores it as ``position``, next to the variables."""
 
     step: int = 0
     #: Sum over the steps of the current epoch.
     epoch_loss: float = 0.0
-    #: Steps since the last event of TensorBoard, and sums over these of ``loss`` and the metrics.
-    #: They do not depend on the number of steps in a call.
+    #: Number of steps since the last TensorBoard event, and sums of ``loss`` and the metrics over
+    #: these steps. They do not depend on the number of steps in a call.
     event_steps: int = 0
     event_sums: dict[str, float] = field(default_factory=dict)
-    #: Mean over the previous epoch.
+    #: Mean training loss over the last completed epoch.
     loss: float = math.nan
     #: Results of the last test.
     metrics: dict[str, float] = field(default_factory=dict)
     #: The lowest test loss so far; None before the first.
     best: float | None = None
-    #: The step of the saved best weights; None without.
+    #: The step of the saved best weights; None if none are saved.
     best_step: int | None = None
     best_metrics: dict[str, float] = field(default_factory=dict)
-    #: Number of tests since then.
+    #: Number of tests since the lowest test loss.
     waited: int = 0
     #: Whether the run has ended before its last epoch.
     early: bool = False
 
 
 def _rhythm_of_checkpoints(settings: Settings) -> dict[str, Any]:
-    """Return for a progress record how often checkpoints are due; empty if only at the end."""
+    """Return the field of a progress record that states how often checkpoints are written.
+
+    Return {} if a checkpoint is written only at the end.
+    """
     rhythms = []
     if settings.checkpoint_every:
         rhythms.append(f"{settings.checkpoint_every} steps")
@@ -84,10 +90,10 @@ def _rhythm_of_checkpoints(settings: Settings) -> dict[str, Any]:
 
 
 class Loop:
-    """A rank's part of a training, which is the same in all ranks.
+    """The training loop of one rank. All ranks run the same loop.
 
-    Creating it waits for all ranks, opens the data, builds the network and reads the newest
-    checkpoint, and raises the errors of each. ``run`` then trains.
+    The constructor waits for all ranks, opens the data, builds the network and reads the newest
+    checkpoint. It raises the errors of all these. ``run`` then trains.
     """
 
     def __init__(
@@ -127,7 +133,11 @@ class Loop:
         self.reporter = Reporter(progress, size, self.plan, chief, metrics)
 
     def _resume(self, found: dict[str, Any], source: str) -> Position:
-        """Return the position after restoring the checkpoint of the rank ``source``."""
+        """Return the position in the checkpoint of the rank ``source``.
+
+        ``found`` contains the fields of the position. They are adapted to the current options. The
+        variables have already been restored.
+        """
         position = Position(**found)
         if not self.settings.patience:
             # Best weights are no longer kept.
@@ -182,7 +192,7 @@ class Loop:
         return outcome
 
     def _count(self, most: int) -> int:
-        """Return how many steps to make at once, without passing an epoch, checkpoint or event."""
+        """Return how many steps to make at once, at most to the next epoch, checkpoint or event."""
         step = self.position.step
         if step == 0:
             return 1  # report the first step at once
@@ -196,7 +206,7 @@ class Loop:
         return bool(every) and self.position.step % every == 0
 
     def _epoch(self) -> int:
-        """Return the epoch of the last step, from 1."""
+        """Return the epoch of the last step, counted from 1."""
         return -(-self.position.step // self.per_epoch)
 
     def _end_epoch(self) -> None:
@@ -226,7 +236,10 @@ class Loop:
             )
 
     def _train_values(self) -> dict[str, float]:
-        """Return means over the steps since the last event, and the rate; reset them."""
+        """Return means over the steps since the last event, and the learning rate.
+
+        Reset the sums for the next event.
+        """
         position = self.position
         values = {name: s / position.event_steps for name, s in position.event_sums.items()}
         values["learning_rate"] = float(self.schedule(position.step - 1))
@@ -257,7 +270,7 @@ class Loop:
         raise EndedError(f"{self.cluster.task}: {why}; the checkpoint of step {step} is written")
 
     def _finish(self) -> Results:
-        """Agree on one result, write its files, and wait for all ranks a last time."""
+        """Check that all ranks have the same weights, save the model, and return the results."""
         position = self.position
         values, metrics = self.state.model_values(), position.metrics
         if self.settings.patience and position.best_step is not None:
@@ -291,7 +304,10 @@ class Loop:
         return replace(results, weights_sha256=weights.hex())
 
     def _finish_writing(self) -> None:
-        """Wait until the checkpoints are written; errors of copies are only warnings."""
+        """Wait until the checkpoints are written. Only the chief raises TrainingError on failure.
+
+        In other ranks, a checkpoint that could not be written has already caused a warning.
+        """
         if self.writer is not None:
             with suppress(*[] if self.cluster.is_chief else [TrainingError]):
                 self.writer.finish()
@@ -299,11 +315,11 @@ class Loop:
 
 @dataclass
 class Reporter:
-    """Writes the progress records and the lines of one training run."""
+    """Writes the progress records and the log lines of one training run."""
 
     progress: ProgressWriter
     batch_size: int
-    #: The constant fields.
+    #: The fields that are the same in all records: numbers of steps and epochs.
     plan: Mapping[str, Any]
     #: Whether to print lines.
     verbose: bool
@@ -345,7 +361,7 @@ class Reporter:
         )
 
     def evaluating(self, step: int, epoch: int, loss: float) -> None:
-        """Write a record of the coming evaluation if one is due or it is the last."""
+        """Write a record that an evaluation begins, if a record is due or the epoch is the last."""
         self._tested_from = time.monotonic()
         if self.progress.due("training") or epoch == self.plan["epochs"]:
             self.progress.write("evaluating", **self.plan, step=step, epoch=epoch, loss=loss)
@@ -375,10 +391,11 @@ def _memory_mb() -> int:
 
 
 class Summaries:
-    """Writes scalars into a folder if it is ``on``, that is, in the chief.
+    """Writes TensorBoard scalars into a folder if it is ``on``, which it is only in the chief.
 
-    Scalars that cannot be written, for example on a full disk, are lost. The first such error is a
-    warning.
+    Scalars that cannot be written, for example on a full disk, are lost. Only the first such error
+    is reported, as a warning. The constructor raises TrainingError if it cannot create the file for
+    any reason other than a full disk.
     """
 
     def __init__(self, folder: Path, on: bool, step: int) -> None:
@@ -403,7 +420,7 @@ class Summaries:
             ) from error
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Write the values of ``step`` by tag, such as ``train/loss``."""
+        """Write the ``values`` of a step. Their keys are tags, such as ``train/loss``."""
         try:
             if self._writer is None:
                 if shutil.disk_usage(self._folder).free < _EVENTS_ROOM:
@@ -433,9 +450,10 @@ class Summaries:
 
 
 def export(task: Task, values: list[Any], folder: Path) -> None:
-    """Save the model as ``--export`` asks, completely or not at all.
+    """Save the model in the formats of ``--export``, each of them completely or not at all.
 
-    ``values`` are its weights in Keras' order.
+    ``values`` are the model's weights in Keras' order. Raise TrainingError if the model cannot be
+    written.
     """
     form = task.settings.export
     if form == "none":

@@ -1,4 +1,4 @@
-"""The networks that can be selected by name, and their variables that decay."""
+"""The networks that can be selected by name, and the choice of variables for weight decay."""
 
 from __future__ import annotations
 
@@ -43,10 +43,11 @@ def build(
     sync_batch_norm: bool = False,
     dropout: float = 0.0,
 ) -> Any:
-    """Return a Keras model from [n, *shape] to logits [n, classes], float32 in any precision.
+    """Return a Keras model that maps [n, *shape] to logits [n, classes].
 
-    Its weights depend only on the arguments and are the same in every rank. ``dropout`` applies to
-    the last layer's inputs.
+    The logits are float32 whatever the precision of the layers. The weights depend only on the
+    arguments and are the same in every rank. ``dropout`` applies to the last layer's inputs. Raise
+    ConfigError if the arguments do not fit the network.
     """
     if name.startswith(_KERAS):
         if dropout:
@@ -62,7 +63,7 @@ def build(
 
 
 def decayed(model: Any) -> list[Any]:
-    """Return the variables for weight decay: trained kernels, but no biases or BatchNorm's."""
+    """Return the variables for weight decay: trained kernels, but not biases or BatchNorm's."""
     # Variable names look like conv1/kernel:0.
     return [
         variable
@@ -93,8 +94,8 @@ def small(name: str, shape: Sequence[int], classes: int, seed: int, dropout: flo
     """Return one of the networks without BatchNorm; initial weights follow Glorot's rule.
 
     ``digits-cnn`` has 9,930 parameters for 8 x 8 x 1 pixels and 10 classes. ``mnist-cnn`` is from
-    TensorFlow's tutorial "Distributed training with Keras" and has 347,146 for 28 x 28 x 1 pixels.
-    ``linear`` is logistic or linear regression.
+    TensorFlow's tutorial "Distributed training with Keras" and has 347,146 parameters for 28 x 28 x
+    1 pixels and 10 classes. ``linear`` is logistic or linear regression.
     """
     drawn = _initializers(tf.keras.initializers.GlorotUniform, seed)
 
@@ -120,7 +121,7 @@ def small(name: str, shape: Sequence[int], classes: int, seed: int, dropout: flo
 def resnet(
     depth: int, shape: Sequence[int], classes: int, seed: int, sync_batch_norm: bool, dropout: float
 ) -> Any:
-    """Return a residual network for CIFAR-10 with ``depth`` layers, 6n + 2.
+    """Return a residual network for CIFAR-10 with ``depth`` layers, a number of the form 6n + 2.
 
     See He et al. 2015, "Deep Residual Learning for Image Recognition", arXiv:1512.03385, section
     4.2; shortcuts are option A. Kernels are initialized as in He et al. 2015, "Delving Deep into
@@ -172,8 +173,10 @@ def application(
 ) -> Any:
     """Return a network of tf.keras.applications, such as ``MobileNetV2``, with initial weights.
 
-    Its Dropouts are those of keyed.py, so that a run resumes bit for bit. Images are numbers from 0
-    to 1. Networks with their own scaling are built without it, or get 0 to 255.
+    Its Dropout layers are replaced by those of keyed.py, so that a run resumes bit for bit. Images
+    are numbers from 0 to 1. A network that scales its inputs is built without this scaling or, if
+    that is impossible, gets numbers from 0 to 255. Raise ConfigError if the network is unknown or
+    does not accept ``shape``.
     """
     make = getattr(tf.keras.applications, name, None)
     if not inspect.isfunction(make):

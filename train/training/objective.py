@@ -24,10 +24,11 @@ class Objective:
 def make_objective(
     settings: Settings, classes: int | None, functions: Mapping[str, PerExample]
 ) -> Objective:
-    """Return cross-entropy and accuracy for ``classes``; squared and absolute error for None.
+    """Return the objective for labels that are classes, or numbers if ``classes`` is None.
 
-    Labels are int64 [n] and outputs logits [n, classes], or both are numbers. ``functions`` are the
-    user's: another ``loss``, and further metrics by name.
+    With classes, the loss is the cross-entropy and the metric is the accuracy, for labels int64 [n]
+    and logits [n, classes]. With numbers, they are the squared and the absolute error.
+    ``functions`` are the user's: a ``loss`` that replaces the default, and further metrics by name.
     """
     # The user's functions may need AutoGraph.
     own = {name: tf.function(function) for name, function in functions.items()}

@@ -40,7 +40,11 @@ class Schedule(tf.keras.optimizers.schedules.LearningRateSchedule):  # type: ign
 
 
 def make_optimizer(task: Task, model: Any) -> tuple[Any, Schedule]:
-    """Return the optimizer from the options or the user's file, built for a model, and its rate."""
+    """Return an optimizer, built for ``model``, and the schedule of its learning rate.
+
+    The optimizer is defined by the options or by the user's file. Raise ConfigError if the file
+    cannot be used.
+    """
     settings = task.settings
     rate = Schedule(settings, settings.epochs * task.steps_per_epoch)
     path = user_module.which("build_optimizer", settings.model, settings.data)

@@ -1,7 +1,8 @@
 """The order of the examples and their augmentation: pure functions of the seed and the step.
 
-Each epoch is a different permutation in full global batches; a remainder is left out. The global
-batch of a step is the same for any number of replicas. Replica r takes the r-th equal share.
+Each epoch is a different permutation of the examples, divided into full global batches. The
+examples that remain are left out. The global batch of a step is the same for any number of
+replicas. It is divided into equal shares, and replica r takes the r-th.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def indices(seed: int, size: int, batch_size: int, step: Any, first: Any, count:
 def batch(
     split: Split, seed: int, batch_size: int, augment: str, step: Any, first: Any, count: int
 ) -> tuple[Any, Any, Any]:
-    """Return features, labels and keys of a part of a step's global batch, see ``indices``.
+    """Return features, labels and keys of a part of a step's global batch; see ``indices``.
 
     Features are uint8 or float32 [count, ...]; labels [count, ...]; keys uint32 [count, 2].
     """
@@ -61,7 +62,7 @@ def batch(
 def share(
     split: Split, seed: int, batch_size: int, augment: str, replicas: int
 ) -> Callable[[Any, Any], tuple[Any, Any, Any]]:
-    """Return a function that fetches one replica's share, by step and replica."""
+    """Return a function that takes a step and a replica, and fetches the replica's share."""
     size = batch_size // replicas
 
     def fetch(step: Any, replica: Any) -> tuple[Any, Any, Any]:
@@ -74,10 +75,10 @@ def share(
 def feed(
     strategy: Any, fetch: Callable[[Any, Any], Any], step: int, *, ahead: int
 ) -> Iterator[Any]:
-    """Return an iterator over results of ``fetch``, which takes the step and the replica.
+    """Return an endless, distributed iterator over the results of ``fetch``, beginning at ``step``.
 
-    The iterator starts at ``step``, is endless, and is distributed. While the training continues,
-    tf.data prepares ``ahead`` elements for each replica, several in parallel.
+    ``fetch`` takes a step and a replica. While the training continues, tf.data prepares ``ahead``
+    elements for each replica, in parallel if there is more than one.
     """
 
     def pipeline(context: Any) -> Any:
@@ -119,11 +120,12 @@ def crop_flip(images: Any, keys: Any, pad: int = 4) -> Any:
 
 
 def resized_crop_flip(images: Any, keys: Any) -> Any:
-    """Return a random part of each image in the image's size, flipped left to right at random.
+    """Return a random part of each image, scaled to the image's size and flipped at random.
 
     This is the augmentation of Szegedy et al., "Going Deeper with Convolutions" (2014), section 6:
-    a part of 8 % to all of the area, with a ratio of sides from 3/4 to 4/3, cut off if it is higher
-    or wider than the image. Images are float32; otherwise see ``crop_flip``.
+    a part with 8 % to 100 % of the area and a ratio of sides from 3/4 to 4/3, which is cut off if
+    it is higher or wider than the image. Images are float32, and flipped left to right. For the
+    other arguments see ``crop_flip``.
     """
     area, ratio, top, left, flip = tf.unstack(keyed.uniform(keys, (5,), CROP_FLIP_STREAM), axis=1)
     area = 0.08 + 0.92 * area

@@ -24,16 +24,16 @@ from .step import TrainStep
 from .step_runner import CALL_S, StepsOutcome, steps_within
 
 _CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
-#: Number of calls queued for a worker within an execution; more hide the latency to the chief.
+#: Number of calls queued for a worker at a time. Several calls hide the latency to the chief.
 CALLS = 4
 #: Number of examples that the chief tests at once.
 EVALUATED = 250
 
 
 class ParameterServers:
-    """The parts of a training with parameter servers. Creating it waits for all servers.
+    """The parts of a training that are specific to parameter servers.
 
-    Raise TrainingError if a server does not respond in time.
+    The constructor waits for all servers, and raises TrainingError if one does not respond in time.
     """
 
     shares = 1  # a worker makes steps with whole global batches
@@ -50,7 +50,7 @@ class ParameterServers:
         watch.follow(self._coordinator)
 
     def evaluation(self, train_step: TrainStep, state: TrainingState) -> Evaluate:
-        """Return the function that tests the model: a copy of it, on the chief."""
+        """Return the function that tests the model, with a copy of the model on the chief."""
         with tf.device(_CHIEF):
             eval_model = train_step.task.build_model()
             own = tf.distribute.OneDeviceStrategy(_CHIEF)
@@ -75,7 +75,7 @@ class ParameterServers:
 
 
 class WorkerStepRunner:
-    """Makes steps on the workers, like step_runner.StepRunner on replicas."""
+    """Makes steps on the workers, as step_runner.StepRunner does on replicas."""
 
     def __init__(self, coordinator: Any, train_step: TrainStep, workers: int) -> None:
         self._limit, self._workers = train_step.task.settings.steps_per_execution, workers
@@ -98,7 +98,10 @@ class WorkerStepRunner:
         return self._each * self._workers * CALLS
 
     def __call__(self, step: int, count: int, *, asked: bool, due: bool) -> StepsOutcome:
-        """Make ``count`` steps after ``step``, in calls that the workers share."""
+        """Make ``count`` steps after ``step``, in calls that are distributed among the workers.
+
+        ``asked`` and ``due`` are returned in the outcome.
+        """
         calls, each, began = [], self._each, time.perf_counter()
         for first in range(step, step + count, each):
             size = min(each, step + count - first)

@@ -10,8 +10,8 @@ import tensorflow as tf
 class ReplicaSums:
     """Float64 numbers [size] in each replica of a strategy, 0 until something is added.
 
-    Replicas exchange them once a call instead of once a step. Sums in float64 of float32 numbers
-    hardly round, so that the number of steps in a call does not matter.
+    Replicas exchange them once per call instead of once per step. Adding float32 numbers in float64
+    causes hardly any rounding, so the number of steps in a call does not matter.
     """
 
     def __init__(self, strategy: Any, size: int) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Results:
-    """The results of a training, the same in all ranks; of an evaluator, those of its last test.
+    """The results of a task. All ranks that train have the same ones.
 
-    A field without a result is None: all of a worker or parameter server that serves the chief, all
-    but ``step`` and ``metrics`` of an evaluator.
+    A field without a result is None. An evaluator has only the ``step`` and ``metrics`` of its last
+    test. A worker or parameter server that serves the chief has no results.
     """
 
     #: The task of this process, such as ``worker-0``.
@@ -31,7 +31,7 @@ class Results:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The results by name, without None: the fields of the last progress record."""
+        """The results by name, without ``task`` and None, for the last progress record."""
         values = {name: value for name, value in asdict(self).items() if value is not None}
         del values["task"]
         return values

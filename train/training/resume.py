@@ -4,8 +4,9 @@ Each rank lists its checkpoint folder and sends the step of its newest checkpoin
 rank with the highest step reads its checkpoint and shares the state with all. Any disk of the gang
 will do: the chief's, that of a rank that keeps a copy (TRAIN_CHECKPOINT_COPY), or a shared one.
 
-If that checkpoint is damaged, all ranks choose again. Without any, initial weights may come from
-an earlier training (--init-from): a checkpoint or a saved model, matched by the layers' names.
+If that checkpoint is damaged, all ranks choose again. If there is no checkpoint, the initial
+weights may be those of an earlier training (--init-from): a checkpoint or a saved model, whose
+variables are matched by the layers' names.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class _Offer(TypedDict):
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A rank's newest checkpoint, without those that are passed over, and the decision on it."""
+    """A rank's newest checkpoint that is not passed over, and the decision about it."""
 
     decision: Decision = Decision.START_OVER
     checkpoint: Checkpoint | None = None
@@ -57,7 +58,7 @@ class _Candidate:
 class Search:
     """The search for the checkpoint from which a run resumes; all ranks must create one.
 
-    ``identity`` has ``data_sha256`` and the options that must match those of a checkpoint.
+    ``identity`` has ``data_sha256`` and the options that must be the same as in a checkpoint.
     """
 
     settings: Settings
@@ -78,10 +79,12 @@ class Search:
     def begin(self) -> tuple[dict[str, Any] | None, str, Writer | None]:
         """Restore the variables of all ranks from the newest checkpoint, if any.
 
-        Return its position, None at step 0; the rank that had it; and the writer of this rank's
-        checkpoints, None if it keeps none.
+        Return the checkpoint's position, or None if the run begins at step 0; the name of the rank
+        that had the checkpoint; and the writer of this rank's checkpoints, or None if this rank
+        keeps none.
 
-        Raise ConfigError, the same in all ranks, if it does not match or is required but missing.
+        Raise the same ConfigError in all ranks if the checkpoint does not match this run, if it is
+        required but missing, or if another process writes to the chief's folder.
         """
         if self.cluster.is_chief and not checkpoints.lock(self._folder):
             self._locked_out = (
@@ -117,7 +120,7 @@ class Search:
         return position, self.cluster.ranks[source], writer
 
     def _newest(self, whole: bool) -> _Candidate:
-        """Return this rank's newest checkpoint that is not passed over, all of it if ``whole``."""
+        """Return this rank's newest checkpoint that is not passed over; its arrays if ``whole``."""
         if self._locked_out:
             return _Candidate(Decision.REFUSE, None, self._locked_out)
         for path in list(self._paths):
@@ -146,7 +149,8 @@ class Search:
     def _choose(self, whole: bool) -> tuple[_Candidate, list[_Offer], int, dict[str, Any]]:
         """Return this rank's candidate, all offers, the index of the best, and that rank's message.
 
-        The message is ``run``, ``position`` and ``final``, or ``error``, or ``damaged``.
+        The message has the fields ``run``, ``position`` and, for a checkpoint, ``final``; otherwise
+        only ``error`` or ``damaged``.
         """
         candidate = self._newest(whole)
         checkpoint, is_usable = candidate.checkpoint, candidate.decision is Decision.USE
@@ -170,7 +174,10 @@ class Search:
         return candidate, rows, source, json.loads(self.gang.from_rank(json.dumps(taken), source))
 
     def _take(self, candidate: _Candidate) -> dict[str, Any]:
-        """Restore the checkpoint that this rank offered; return its message to the others."""
+        """Restore the checkpoint that this rank offered; return the message to the other ranks.
+
+        Return {} if it offered none. Raise ConfigError if it refuses its checkpoint.
+        """
         if candidate.decision is Decision.REFUSE:
             raise ConfigError(candidate.refusal)
         found = candidate.checkpoint
@@ -184,9 +191,10 @@ class Search:
         return {"run": asdict(found.run), "position": found.position, "final": found.final}
 
     def _start(self, fresh_start_at: int) -> dict[str, Any]:
-        """Return the chief's message to the others if no rank has a checkpoint.
+        """Begin at step 0, because no rank offers a checkpoint; return the message to the others.
 
-        ``fresh_start_at`` is the latest of all ranks.
+        Set the initial weights of --init-from. ``fresh_start_at`` is the latest of these times in
+        the checkpoints of all ranks. Raise ConfigError if a checkpoint is required.
         """
         if self._resumption is Resumption.REQUIRED:
             others = ", and none from another rank" if len(self.cluster.ranks) > 1 else ""
@@ -201,10 +209,13 @@ class Search:
         return {"run": {"job": self.launch.job, "fresh_start_at": begun}, "position": None}
 
     def _is_shared(self, token: str, copies: bool) -> bool:
-        """Return whether this rank is to keep a copy, but shares the chief's folder."""
-        if not copies:  # no rank keeps one
+        """Return whether this rank is to keep a copy, but has the same folder as the chief.
+
+        ``copies`` is whether any rank keeps a copy. The chief creates a file whose name contains
+        the chief's ``token``, and the other ranks check whether they see it.
+        """
+        if not copies:
             return False
-        # The chief creates a file there.
         path, chief = self._folder / f"{checkpoints.UNFINISHED}{token}", self.cluster.is_chief
         if chief:
             with suppress(OSError):  # reported when a checkpoint is written
@@ -231,7 +242,8 @@ class Search:
 def choose_source(rows: Sequence[_Offer], resumption: Resumption) -> int:
     """Return the index of the first rank that refuses, or else of the rank with the best offer.
 
-    A run that was started later is better, then a higher step, then a lower index.
+    The best offer is that of the run that was started last, then the one with the highest step,
+    then the one with the lowest index.
     """
 
     def far(place: int) -> tuple[bool, bool, int, int]:
@@ -247,9 +259,10 @@ def choose_source(rows: Sequence[_Offer], resumption: Resumption) -> int:
 
 
 def _initial_values(path: str, state: TrainingState) -> tuple[dict[int, Any], str]:
-    """Return initial values of the model's variables, by number, and a line that lists them.
+    """Return initial values of the model's variables, by number, and a line about them for the log.
 
-    Each variable gets the values of the one with the same name and shape, such as ``conv/kernel``.
+    A variable gets the values of the variable in ``path`` that has the same name, such as
+    ``conv/kernel``, and the same shape. Raise ConfigError if ``path`` cannot be used.
     """
     if not Path(path).exists():
         raise ConfigError(f"--init-from: no such file: {path} in {Path.cwd()}")
@@ -286,7 +299,7 @@ def _read(path: str) -> Iterable[tuple[str, Any]]:
 
 
 def _numbered(pairs: Iterable[tuple[str, Any]]) -> dict[tuple[str, int], Any]:
-    """Return the values by name and the number of its earlier occurrences."""
+    """Return the values by name and by the number of earlier pairs with the same name."""
     seen: Counter[str] = Counter()
     numbered = {}
     for name, value in pairs:

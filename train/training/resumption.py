@@ -1,4 +1,4 @@
-"""The decision whether a run resumes from a checkpoint, from --resume and the job's attempt."""
+"""Decides whether a run resumes from a checkpoint, depending on --resume and the attempt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Decision(enum.Enum):
     USE = "use"
     #: End all ranks with an error, because it was made with other options or data.
     REFUSE = "refuse"
-    #: Begin at step 0 and replace it. Likewise if there is no checkpoint.
+    #: Begin at step 0, and replace the checkpoint if there is one.
     START_OVER = "start over"
     #: Try the next older one, with a warning.
     PASS_OVER = "pass over"
@@ -28,7 +28,7 @@ class Resumption(enum.Enum):
 
     #: The newest one.
     NEWEST = "newest"
-    #: The newest one, and without any the run cannot begin.
+    #: The newest one. The run cannot begin without a checkpoint.
     REQUIRED = "required"
     #: The newest one that fits, in a later attempt.
     CONTINUED = "continued"
@@ -45,8 +45,10 @@ class Resumption(enum.Enum):
     def decide(self, *, is_from_job: bool, fits: bool, is_writer: bool) -> Decision:
         """Return the decision about a checkpoint.
 
-        ``is_from_job`` is whether it is from a new run that this job started, ``fits`` whether it
-        was made with the same options and data, ``is_writer`` whether this rank writes checkpoints.
+        Args:
+            is_from_job: the checkpoint is from a new run that this job started.
+            fits: the checkpoint was made with the same options and data.
+            is_writer: this rank writes checkpoints.
         """
         if self is Resumption.NONE:
             return Decision.START_OVER

@@ -6,14 +6,14 @@ servers treat its pings as abuse (too_many_pings). Neither does
 TF_PSS_ENABLE_COORDINATION_SERVICE (TensorFlow 2.21). Therefore:
 
 * The chief finally shuts down every server (``Watch.shutdown``): it puts a value into a queue in
-  the server's process, where ``serve`` waits for it. A chief whose port closes without that has
-  failed.
+  the server's process, where ``serve`` waits for it. If the chief's port closes without such a
+  request, the chief has failed.
 * Both sides probe each other's gRPC port every few seconds for the settings frame that starts
   HTTP/2. The kernel accepts connections for a frozen process, but only a live one sends a frame.
-* The chief repeatedly closes its connections to a frozen worker until it responds. gRPC then
-  reports it unavailable, and ClusterCoordinator continues as if it had been killed and takes it
-  back once it responds. TensorFlow 2.21 sometimes fails to: each step of the worker then ends in an
-  error, and the others make its steps.
+* The chief repeatedly closes its connections to a frozen worker until the worker responds. gRPC
+  then reports that the worker is unavailable. ClusterCoordinator continues as if it had been
+  killed, and uses it again once it responds. TensorFlow 2.21 sometimes fails to use it again: each
+  step of the worker then ends in an error, and the other workers make its steps.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ LEAST_THREADS = 4
 #: Seconds between two probes, and to wait for a response (two round trips).
 _PERIOD_S = 1.0
 _PATIENCE_S = 2.0
-#: Seconds in which the program itself reports a lost parameter server, or a shutdown arrives that
-#: was sent just before the chief's end.
+#: Seconds to wait until the program itself reports a lost parameter server, or until a shutdown
+#: request arrives that the chief sent just before its end.
 _GRACE_S = 2.0
 #: HTTP/2's client preface with an empty settings frame, RFC 9113, section 3.4.
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
@@ -127,9 +127,10 @@ def _probe(place: tuple[str, int], patience: float) -> Liveness:
 def await_servers(
     cluster: Cluster, seconds: float, jobs: Sequence[str] = ("worker", "ps")
 ) -> list[Peer]:
-    """Return the peers of some types once they respond; TensorFlow has no timeout for this.
+    """Wait until all tasks of the types in ``jobs`` respond, and return them as peers.
 
-    Raise TrainingError that names those that do not respond within ``seconds``.
+    TensorFlow has no timeout for this. Raise a TrainingError that names the tasks that do not
+    respond within ``seconds``.
     """
     tasks = {
         f"{job}-{index}": address
@@ -161,10 +162,10 @@ def await_servers(
 
 
 def serve(cluster: Cluster, progress: ProgressWriter, start_timeout: float) -> None:
-    """Serve the chief as a worker or parameter server until it is done.
+    """Serve the chief, as a worker or parameter server, until the chief requests a shutdown.
 
-    Raise TrainingError if the port is in use, the chief did not connect within ``start_timeout``
-    seconds, or it ended or froze without requesting a shutdown.
+    Raise TrainingError if the port is in use, if the chief does not respond within
+    ``start_timeout`` seconds, or if it ends or freezes without requesting a shutdown.
     """
     progress.write("waiting", force=True)
     server = _start_server(cluster)
@@ -215,7 +216,7 @@ def inter_op_threads() -> int:
 
 
 def _shutdown_queue() -> Any:
-    """Return the shutdown queue on the device of the current scope; it is shared by name."""
+    """Return the shutdown queue of the device in the current scope. All calls share this queue."""
     return tf.raw_ops.FIFOQueueV2(
         component_types=[tf.bool], shapes=[[]], capacity=1, container="", shared_name=_SHUTDOWN
     )
@@ -239,12 +240,14 @@ def _await_shutdown(cluster: Cluster, target: str, shutdown: threading.Event) ->
 class Watch:
     """The chief's watch over its servers, in separate threads, until ``shutdown``.
 
-    It ends the process with a line and exit code 1 if no worker participates for too long, if a
-    parameter server is unresponsive or has ended, and, before ``follow``, also for a worker.
-    Create it before TensorFlow connects to the cluster, and create the graphs before the training
-    begins. A thread that makes a *new* graph (tracing a function, also to save a checkpoint) sends
-    it to all workers and holds Python's global lock meanwhile. With a frozen worker, that takes
-    seconds after the worker is excluded, and forever before.
+    It prints a line and ends the process with exit code 1 if no worker participates for too long,
+    or if a parameter server is unresponsive or has ended. Before ``follow`` is called, it does the
+    same for any worker.
+
+    Create it before TensorFlow connects to the cluster, and create all graphs before the training
+    begins. A thread that makes a *new* graph (by tracing a function, even to save a checkpoint)
+    sends it to all workers, and holds Python's global lock meanwhile. If a worker is frozen, that
+    takes seconds once the worker is excluded, and forever before that.
     """
 
     def __init__(self, servers: list[Peer]) -> None:
@@ -256,8 +259,8 @@ class Watch:
         if "min_reconnect_backoff_ms" not in options:  # the user may have set it
             bound = f"grpc.min_reconnect_backoff_ms={_CONNECT_MS}"
             os.environ[ENV_GRPC] = ",".join(filter(None, [options, bound]))
-        # When a worker ends, that lock is taken together with the functions of its resources, so
-        # that a worker that freezes at that moment can block the chief.
+        # When a worker ends, the global lock is taken together with the functions of its resources,
+        # so that a worker that freezes at that moment can block the chief.
         faulthandler.dump_traceback_later(STUCK_LIMIT_S, exit=True)
         for server in servers:
             threading.Thread(target=self._watch, args=(server,), daemon=True).start()
@@ -268,7 +271,7 @@ class Watch:
         self._coordinator = coordinator
 
     def shutdown(self) -> None:
-        """End the watch and ask the servers to shut down, as the chief's last call to them.
+        """End the watch and ask the servers to shut down. The chief must not call them afterwards.
 
         End the process with ``os._exit`` afterwards, because TensorFlow's teardown waits for frozen
         servers.
@@ -305,7 +308,7 @@ class Watch:
                 self._report(server, probed)
 
     def _report(self, server: Peer, found: Liveness) -> None:
-        """Report the state of a server; end the process if it cannot continue without it."""
+        """Report the state of a server; end the process if it cannot do without the server."""
         state = {
             Liveness.LIVE: "responds again",
             Liveness.ENDED: "has ended",
@@ -334,14 +337,14 @@ class Watch:
                 self._fail(f"no worker has responded for {WORKERS_LIMIT_S:g} s: {states}")
 
     def _fail(self, line: str) -> None:
-        """End the process with exit code 1, unless its program has finished."""
+        """Print a line and end the process with exit code 1, unless ``shutdown`` was called."""
         if not self._over.is_set():
             _write_line(f"TrainingError: {line}")
             os._exit(1)
 
 
 def _request_shutdown(server: Peer) -> None:
-    """Ask a server to shut down; a server that has been lost ends by itself."""
+    """Ask a server to shut down. Errors are ignored, because a lost server ends by itself."""
     job, _, index = server.name.rpartition("-")
     device = f"/job:{job}/task:{index}/device:CPU:0"
     with contextlib.suppress(tf.errors.OpError), tf.device(device):

@@ -1,6 +1,7 @@
 """The options of a run: their limits, ``--help``, and contradictions.
 
-Standard library only, because options are also checked on hosts without TensorFlow.
+This module uses only the standard library, because options are also checked on hosts without
+TensorFlow.
 """
 
 from __future__ import annotations
@@ -51,7 +52,10 @@ VARIABLES = {
 
 
 def option(help: str, default: Any, convert: Callable[[str], Any]) -> Any:
-    """Return a field for an option; ``convert`` may raise argparse.ArgumentTypeError."""
+    """Return a dataclass field for an option with a value.
+
+    ``convert`` turns the option's text into the value. It may raise argparse.ArgumentTypeError.
+    """
     return dataclasses.field(default=default, metadata={"convert": convert, "help": help})
 
 
@@ -85,7 +89,10 @@ def to_number(text: str, low: float, high: float) -> float:
 
 
 def one_of(help: str, names: Sequence[str], pattern: str = "") -> Any:
-    """Return an option for one of ``names`` or, with a ``pattern``, a match of it or a module."""
+    """Return an option whose value is one of ``names``. The first of them is the default.
+
+    If there is a ``pattern``, the value may also match it, or be the path of a Python file.
+    """
 
     def convert(text: str) -> str:
         module = bool(pattern) and text.endswith(".py")
@@ -116,7 +123,7 @@ def folder(help: str, *, default: str) -> Any:
 
 
 def steps(text: str) -> tuple[int, ...]:
-    """Return the step numbers of a list such as ``32000,48000``, which must rise; none for ''."""
+    """Return the step numbers in an increasing list such as ``32000,48000``; () for ''."""
     if re.fullmatch(r"[0-9]{1,12}(,[0-9]{1,12})*|", text):
         numbers = tuple(int(part) for part in text.split(",") if part)
         if list(numbers) == sorted(set(numbers)):
@@ -125,12 +132,12 @@ def steps(text: str) -> tuple[int, ...]:
 
 
 def weights(text: str) -> tuple[float, ...]:
-    """Return the weights of a list such as ``1,0.5,2``; none for ''."""
+    """Return the weights in a list such as ``1,0.5,2``; () for ''."""
     return tuple(to_number(part, 0, 1e6) for part in text.split(",")) if text else ()
 
 
 def devices(text: str) -> tuple[str, ...]:
-    """Return the devices of a list such as ``gpu:0,gpu:1``, all of one kind; none for ''."""
+    """Return the devices in a list such as ``gpu:0,gpu:1``, all of the same kind; () for ''."""
     parts = tuple(text.lower().split(",")) if text else ()
     one_kind = re.fullmatch(r"([gc]pu):[0-9]+(,\1:[0-9]+)*|", text.lower())
     if one_kind and len(set(parts)) == len(parts):
@@ -355,7 +362,7 @@ class Settings:
 
     @property
     def identity(self) -> dict[str, object]:
-        """Options, and the order's version, that must match a checkpoint for the run to resume."""
+        """The options, and ORDER, that must be the same in a checkpoint for a run to resume."""
         names = ("data", "model", "batch_size", "seed", "optimizer", "augment", "normalize")
         more = ("dropout", "ema", "sync_batch_norm", "precision", "exchange_precision")
         return {**{name: getattr(self, name) for name in (*names, *more)}, "order": ORDER}
@@ -414,7 +421,10 @@ def check_batch_size(settings: Settings, replicas: int) -> None:
 
 
 def choose_strategy(settings: Settings, cluster: Cluster) -> str:
-    """Return the strategy's name if TF_CONFIG determines it; ``auto`` if the devices do."""
+    """Return the name of the strategy from TF_CONFIG and --strategy; ``auto`` if devices decide.
+
+    Raise ConfigError if --strategy does not fit TF_CONFIG.
+    """
     asked = settings.strategy
     if cluster.has_servers:
         found = "parameter-server"
@@ -432,7 +442,10 @@ def choose_strategy(settings: Settings, cluster: Cluster) -> str:
 
 
 def check(settings: Settings, environ: Mapping[str, str]) -> Cluster:
-    """Check the settings as far as possible without devices; return the cluster of TF_CONFIG."""
+    """Check the settings as far as possible without devices; return the cluster in TF_CONFIG.
+
+    Raise ConfigError if they are invalid.
+    """
     cluster = read_tf_config(environ)
     if environ.get("TF_USE_LEGACY_KERAS", "1") in ("0", "false", "False"):
         raise ConfigError(

@@ -1,4 +1,7 @@
-"""Ends a rank on SIGTERM and SIGINT, after a checkpoint if possible. No TensorFlow."""
+"""Ends a rank on SIGINT at once, and on SIGTERM after a checkpoint if possible.
+
+This module does not import TensorFlow.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ import time
 #: Seconds in which a rank that was asked to end must finish its step and save a checkpoint. The
 #: launcher kills it after ``train_job_grace``, 10 s by default.
 SAVE_WITHIN_S = 8.0
-#: Seconds within which several SIGTERM count as one. Slurm sends it to all processes of a job, and
-#: the supervisor then sends it to its script again.
+#: Seconds within which several SIGTERM count as one. Slurm sends SIGTERM to all processes of a job,
+#: and the supervisor then sends it to the script again.
 _TOGETHER_S = 2.0
 
 
@@ -21,8 +24,9 @@ class Signals:
     Create it in the main thread, after the strategy, which takes SIGTERM for itself.
 
     SIGINT and a later second SIGTERM end the process at once. So does the first SIGTERM while
-    ``saves`` is False. Otherwise it only sets ``asked``, and the process ends after SAVE_WITHIN_S
-    at the latest: a rank that waits for a lost one never gets to its checkpoint.
+    ``saves`` is False. Otherwise, the first SIGTERM only sets ``asked``. The process then ends
+    after SAVE_WITHIN_S seconds at the latest, because a rank that waits for a lost rank cannot
+    write its checkpoint.
     """
 
     def __init__(self) -> None:

@@ -17,8 +17,8 @@ from .tensorflow_internals import loss_scale_variables, moving_averages
 class TrainingState:
     """The variables of a training, in an order that is the same in all ranks and runs.
 
-    Model and optimizer are from Keras, built in the strategy's scope. ``keeps_best`` reserves
-    variables for the best weights so far.
+    ``model`` and ``optimizer`` are from Keras and were built in the scope of ``strategy``. If
+    ``keeps_best`` is set, variables are reserved for the best weights so far.
     """
 
     def __init__(
@@ -53,15 +53,16 @@ class TrainingState:
 
     @property
     def layer_names(self) -> dict[str, str]:
-        """The model's names of its variables, such as ``conv/kernel``, by the names used here."""
+        """The variables' names in the model, such as ``conv/kernel``, by their snapshot names."""
         names = [variable.name.partition(":")[0] for variable in self.model_variables]
         return _named("model", enumerate(names))
 
     def snapshot(self) -> Arrays:
-        """Return numpy arrays of all variables by name, without help from other ranks.
+        """Return numpy arrays of all variables, by name.
 
-        After every step, all replicas hold the same values, so any of them will do. Types that
-        numpy does not support, such as bfloat16, become whole numbers with the same bits.
+        They are read from a replica of this rank, because all replicas hold the same values after
+        every step. Types that numpy does not support, such as bfloat16, become whole numbers with
+        the same bits.
         """
         arrays = [
             array.view(f"u{array.itemsize}") if array.dtype.kind == "V" else array
@@ -70,14 +71,17 @@ class TrainingState:
         return dict(zip(self._by_name, arrays, strict=True))
 
     def model_values(self) -> list[Any]:
-        """Return the weights to test and save, as numpy arrays in order; moving averages if any."""
+        """Return the weights to test and save: numpy arrays in Keras' order.
+
+        A variable that has a moving average is replaced by it.
+        """
         return self._values(
             [self._averages.get(n, variable) for n, variable in enumerate(self.model_variables)]
         )
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Give the model the weights to test within the context."""
+        """Set the model's weights to their moving averages, if there are any, in this context."""
         changed = [self.model_variables[n] for n in self._averages]
         before, values = self._values(changed), self._values(list(self._averages.values()))
         _assign_all(changed, values)
@@ -105,7 +109,7 @@ class TrainingState:
     def restore(self, arrays: Arrays) -> None:
         """Set the variables to the values of a snapshot, which may lack the best weights.
 
-        Raise ConfigError if it is from another model or optimizer.
+        Raise ConfigError if the snapshot is from another model or optimizer.
         """
         found, own = _needed_shapes(arrays), _needed_shapes(self._by_name)
         if found != own:
@@ -124,7 +128,10 @@ class TrainingState:
 
 
 def weights_of(arrays: Arrays) -> list[Any]:
-    """Return the weights to test from a snapshot, in Keras' order, for ``assign``."""
+    """Return those arrays of a snapshot that are the weights to test, in Keras' order.
+
+    Pass them to ``assign``.
+    """
     # Numbers have four digits, or more from 10,000 on.
     names = sorted((n for n in arrays if n.startswith("model.")), key=lambda n: (len(n), n))
     return [arrays.get(name.replace("model.", "average."), arrays[name]) for name in names]

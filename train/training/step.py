@@ -1,4 +1,4 @@
-"""The training step: what one replica computes of a batch, and how it changes the weights."""
+"""The training step: the computation of one replica, and the update of the weights."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .task import Task
 
 
 class TrainStep:
-    """A training step of a model, which was built in a strategy, for a task.
+    """A training step of a task's model, which was built in the scope of a strategy.
 
-    ``model`` maps features [n, ...] to outputs [n, ...]; ``optimizer`` is built for it. A global
-    batch is divided into ``shares`` equal parts, one for each replica.
+    ``model`` maps features [n, ...] to outputs [n, ...]. ``optimizer`` was built for the model. A
+    global batch is divided into ``shares`` equal parts, one for each replica.
     """
 
     def __init__(self, task: Task, model: Any, optimizer: Any, shares: int) -> None:
@@ -44,10 +44,10 @@ class TrainStep:
         """Return a replica's gradients, float32 in the layers' order, and sums, float32 [names].
 
         Features and labels are [n, ...], keys uint32 [n, 2]. The gradients are those of the sum of
-        the examples' losses divided by the *global* batch size, so that adding up the replicas
-        gives the gradient of the mean over the global batch. The same applies to the sums. The
-        results do not depend on whether the replica computes its share at once or in parts
-        (--accumulate).
+        the examples' losses divided by the *global* batch size. Therefore, the sum of all replicas'
+        gradients is the gradient of the mean loss over the global batch. The sums of the loss and
+        the metrics are divided in the same way. The results do not depend on whether the replica
+        computes its share at once or in parts (--accumulate).
         """
         if self._accumulate == 1:
             return self._compute(features, labels, keys)
@@ -56,7 +56,7 @@ class TrainStep:
     def apply(self, gradients: Sequence[Any]) -> None:
         """Update the weights with the float32 gradients of the whole global batch.
 
-        The update depends only on these and on the state, so that equal replicas stay equal.
+        The update depends only on the gradients and the state, so that equal replicas stay equal.
         """
         variables, settings = self.model.trainable_variables, self.task.settings
         if settings.clip_norm:
@@ -92,9 +92,9 @@ class TrainStep:
         return self._derive(tape, target), tf.stack([loss, *metrics])
 
     def _with_own_losses(self, loss: Any) -> Any:
-        """Add this call's share of the model's own losses (regularizers, add_loss).
+        """Return ``loss`` plus this call's share of the model's own losses.
 
-        They count once in a step, as in Keras' ``fit``.
+        These are from regularizers and add_loss. Each counts once per step, as in Keras' ``fit``.
         """
         for added in self.model.losses:
             loss += tf.reduce_mean(tf.cast(added, tf.float32)) / self._calls
@@ -103,8 +103,8 @@ class TrainStep:
     def _derive(self, tape: Any, target: Any) -> list[Any]:
         """Return the gradients of a loss as float32, dense even for an embedding.
 
-        They travel together between the replicas, so a variable that the loss does not depend on
-        has zeros.
+        Replicas exchange the gradients of all variables together. Therefore, the gradient of a
+        variable that the loss does not depend on is zero, not None.
         """
         zero = tf.UnconnectedGradients.ZERO
         variables = self.model.trainable_variables
@@ -116,8 +116,8 @@ class TrainStep:
     def _compute_in_parts(self, features: Any, labels: Any, keys: Any) -> tuple[list[Any], Any]:
         """Compute equal parts of a batch one after another, so that only one part needs memory.
 
-        BatchNorm's moving statistics change once, by the mean over the parts, as they do over
-        replicas.
+        BatchNorm's moving statistics are updated once. They become the mean over the parts, just as
+        over replicas.
         """
         accumulate, size = self._accumulate, features.shape[0] // self._accumulate
         batch = features, labels, keys

@@ -1,7 +1,7 @@
-"""Steps on the replicas of a synchronous strategy: many in a call into TensorFlow.
+"""Makes steps on the replicas of a synchronous strategy, many in each call into TensorFlow.
 
-A custom loop is two to three times faster than ``Model.fit`` with several ranks. It needs one
-exchange for everything that replicas agree on, and steps depend only on their number.
+With several ranks, this custom loop is two to three times faster than ``Model.fit``. It needs only
+one exchange for everything that replicas agree on, and a step depends only on its number.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class StepsOutcome:
     sums: dict[str, float]
     #: Number of ranks that were asked to end (with parameter servers, only the chief counts).
     asked: int = 0
-    #: Whether a checkpoint is due by the chief's clock.
+    #: Whether a checkpoint is due by the clock of any rank.
     due: bool = False
     #: Seconds that this rank waited for its examples; None if not measured.
     input_s: float | None = None
-    #: Seconds between this rank's gradients and the sum of all: the exchange and the wait for
-    #: slower ranks; None if not measured.
+    #: Seconds from this rank's own gradients to the sum over all ranks, that is, for the exchange
+    #: and the wait for slower ranks; None if not measured.
     exchange_s: float | None = None
 
     @property
@@ -48,7 +48,7 @@ class StepsOutcome:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The means of the metrics."""
+        """The mean metrics of these steps, by name."""
         return {name: s / self.steps for name, s in self.sums.items() if name != "loss"}
 
 
@@ -58,10 +58,10 @@ def steps_within(seconds: float, step_s: float, limit: int) -> int:
 
 
 class StepRunner:
-    """Makes steps, and keeps this rank's clock of them.
+    """Runs steps, and measures this rank's time per step.
 
-    ``source`` is an iterator of ``order.feed`` or a function of ``order.share``. ``is_chief`` is
-    whether this rank's clock counts.
+    ``source`` is an iterator from ``order.feed`` or a function from ``order.share``. ``is_chief``
+    is whether this rank is the chief, whose time per step determines ``most_steps`` in all ranks.
     """
 
     def __init__(
@@ -86,7 +86,8 @@ class StepRunner:
     def __call__(self, step: int, count: int, *, asked: bool, due: bool) -> StepsOutcome:
         """Make ``count`` steps after ``step``; all ranks must pass the same numbers.
 
-        ``asked`` and ``due`` apply to this rank. Raise tf.errors.OpError if another rank has ended.
+        ``asked`` is whether this rank was asked to end, and ``due`` whether a checkpoint is due by
+        its clock. Raise tf.errors.OpError if another rank has ended.
         """
         began, own_s = time.perf_counter(), self._step_s if self._is_chief else 0.0
         # As tensors, because every new Python number would be compiled again.
@@ -104,10 +105,10 @@ class StepRunner:
 
 
 class StepGraph:
-    """The graph of a StepRunner's call; ``steps`` is its function, the others are its parts.
+    """The graph of a StepRunner's call. ``steps`` builds it with the help of the other methods.
 
-    ``fetch`` maps a step and a replica to the replica's share of the batch; None if an iterator
-    gives the shares.
+    ``fetch`` maps a step and a replica to the replica's share of the batch. It is None if an
+    iterator yields the shares.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class StepGraph:
 
         Return the sums over all replicas, float64 [names + flags], which are the same in all ranks,
         and this rank's seconds of input and exchange, float64 [2]. For ``flags`` see ``_agree``.
-        ``iterator`` is None if ``fetch`` is not.
+        ``iterator`` yields the shares of the batches. It is None if there is a ``fetch`` function.
         """
 
         def one(number: Any) -> tuple[Any]:
@@ -157,10 +158,11 @@ class StepGraph:
         self._step(batch, self._clock.since(began, batch))
 
     def _step(self, batch: Any, waited: Any) -> None:
-        """Compute, exchange and apply the gradients of a replica's share; ``waited`` is in seconds.
+        """Compute, exchange and apply the gradients of a replica's share of a batch.
 
-        The weights and BatchNorm's moving statistics are the same in all replicas afterwards. The
-        statistics travel along with the gradients.
+        ``waited`` is the time in seconds that the replica waited for the share. Afterwards, the
+        weights and BatchNorm's moving statistics are the same in all replicas. The statistics are
+        exchanged together with the gradients.
         """
         train_step, clock = self._train_step, self._clock
         gradients, values = train_step.gradients(*clock.held(batch, until=waited))
@@ -176,8 +178,8 @@ class StepGraph:
     def _agree(self, flags: Any) -> tuple[Any, Any]:
         """Return the sums over all replicas, including the flags, and the replica's own seconds.
 
-        ``flags`` are a rank's numbers, float64 [n]. Each rank counts once, however many replicas it
-        has. Reset the sums for the next call.
+        ``flags`` are numbers of this rank, float64 [n]. They are added once per rank, however many
+        replicas it has. Reset the sums for the next call.
         """
         context = tf.distribute.get_replica_context()
         sends = tf.equal(context.replica_id_in_sync_group % self._local_replicas, 0)

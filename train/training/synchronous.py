@@ -25,10 +25,10 @@ LEAST = 32
 
 
 class Synchronous:
-    """The parts of a synchronous training. Creating it waits for all ranks.
+    """The parts of a training that are specific to synchronous strategies.
 
-    Raise ConfigError if the options do not fit the devices, TrainingError if a rank does not
-    arrive in time or the port of this one is in use.
+    The constructor waits for all ranks. It raises ConfigError if the options do not fit the
+    devices, and TrainingError if a rank does not arrive in time or this rank's port is in use.
     """
 
     def __init__(self, settings: Settings, cluster: Cluster) -> None:
@@ -69,7 +69,10 @@ class Synchronous:
 
 
 def prepare_devices(settings: Settings) -> list[str]:
-    """Set up the devices before any other operation; return those to train on (``gpu:0``)."""
+    """Set up the devices; return the names of those to train on, such as ``gpu:0``.
+
+    Call it before any TensorFlow operation. Raise ConfigError if a device of --devices is missing.
+    """
     if settings.intra_op_threads:
         tf.config.threading.set_intra_op_parallelism_threads(settings.intra_op_threads)
     if settings.inter_op_threads:
@@ -102,7 +105,10 @@ def prepare_devices(settings: Settings) -> list[str]:
 
 
 def make_strategy(settings: Settings, cluster: Cluster) -> Any:
-    """Return the synchronous strategy of this rank; if several train, wait for all of them."""
+    """Return the synchronous strategy of this rank; if several ranks train, wait for all of them.
+
+    Raise the errors that are listed for ``Synchronous``.
+    """
     devices = prepare_devices(settings)
     name = choose_strategy(settings, cluster)
     if name == "auto":

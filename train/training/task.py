@@ -55,7 +55,10 @@ class Task:
         return self.data.train.size // self.settings.batch_size
 
     def build_model(self) -> Any:
-        """Return the network, with initial weights from the seed; --precision is set in Keras."""
+        """Return the network with initial weights from the seed.
+
+        --precision is set in Keras first. Raise ConfigError if the network cannot be built.
+        """
         settings, found = self.settings, self.data
         # So that a copy's layers have the same names as the model's: Keras numbers them.
         tf.keras.backend.reset_uids()
@@ -76,7 +79,10 @@ class Task:
         return model
 
     def _check(self, model: Any) -> None:
-        """Raise ConfigError if the outputs or the loss of the user's module cannot be right."""
+        """Raise ConfigError if the model's outputs, or the user's loss or metrics, cannot be right.
+
+        Only their shapes are checked.
+        """
         # Both errors would go unnoticed: TensorFlow broadcasts outputs, and averages a loss.
         # A subclassed model does not know the shape of its outputs.
         shape = getattr(model, "output_shape", None)
@@ -133,7 +139,10 @@ def open_data(settings: Settings) -> data.Data:
 
 
 def open_task(settings: Settings) -> Task:
-    """Return the task of the options and the user's files; raise ConfigError if that fails."""
+    """Return the task that the options and the user's files define.
+
+    Raise ConfigError if they cannot be used.
+    """
     data = open_data(settings)
     if settings.batch_size > data.train.size:
         raise ConfigError(

@@ -18,9 +18,10 @@ def bound_start(
 ) -> None:
     """Make TensorFlow give up on a missing rank after ``start_timeout`` seconds, not an hour.
 
-    ``leader`` is the job of the first rank, ``ranks`` the number of ranks by job. A rank without a
-    heartbeat for ``heartbeat_s`` seconds is dead. Call it before the strategy is made. A TensorFlow
-    without these names keeps its own limit, and a note is printed.
+    ``leader`` is the task type of the first rank, and ``ranks`` the number of ranks by task type. A
+    rank without a heartbeat for ``heartbeat_s`` seconds counts as dead. Call this function before
+    the strategy is made. If TensorFlow lacks the private names, it keeps its own limit, and a note
+    is printed.
     """
     # The public API cannot do it: the strategy's constructor waits and holds the GIL.
     try:
@@ -60,7 +61,7 @@ def loss_scale_variables(optimizer: Any) -> list[Any]:
 def lost_workers(coordinator: Any) -> set[int]:
     """Return the indices of the workers that a ClusterCoordinator has lost and not taken back.
 
-    A TensorFlow without these names has none.
+    If TensorFlow lacks the private names, return an empty set.
     """
     # It takes workers back only when all of them respond, and the public API cannot ask.
     workers = getattr(getattr(coordinator, "_cluster", None), "workers", [])

@@ -49,7 +49,10 @@ def load(path: str) -> ModuleType:
 
 
 def call(path: str, name: str, **offered: Any) -> Any:
-    """Call a function of the module with those arguments that it accepts; return its result."""
+    """Call a function of a user's file and return its result.
+
+    Only those of the ``offered`` arguments are passed that the function accepts.
+    """
     function: Callable[..., Any] | None = getattr(load(path), name, None)
     if not callable(function):
         raise ConfigError(f"{path} has no function {name}()")
@@ -67,7 +70,10 @@ def call(path: str, name: str, **offered: Any) -> Any:
 
 
 def make(path: str, name: str, kind: type, kind_name: str, **offered: Any) -> Any:
-    """Return the result of ``call``, which must be of a ``kind`` of Keras 2."""
+    """Return the result of ``call``, which must be an instance of ``kind``, a class of Keras 2.
+
+    ``kind_name`` is the class's name in errors.
+    """
     made = call(path, name, **offered)
     if not isinstance(made, kind):
         found = f"{type(made).__module__}.{type(made).__name__}"
@@ -76,7 +82,10 @@ def make(path: str, name: str, kind: type, kind_name: str, **offered: Any) -> An
 
 
 def which(name: str, *paths: str) -> str:
-    """Return the Python file that defines a function, or ''; raise ConfigError if several do."""
+    """Return the Python file in ``paths`` that defines a function, or '' if there is none.
+
+    Raise ConfigError if several files define it.
+    """
     modules = dict.fromkeys(path for path in paths if path.endswith(".py"))
     found = [path for path in modules if getattr(load(path), name, None) is not None]
     if len(found) > 1:

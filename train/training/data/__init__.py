@@ -1,7 +1,7 @@
 """The examples to train on and to test on: types, names and fingerprints.
 
 This module imports neither TensorFlow nor numpy, because options are checked without them. The
-other modules open the data after the strategy is made, because they may run TensorFlow operations.
+other modules may run TensorFlow operations, so open data only after the strategy is made.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ FETCHED = ("mnist", "fashion-mnist", "cifar10")
 
 #: Maximum number of bytes to hash in full: about a second of work.
 ALL_BELOW = 256 << 20
-#: For larger data, hash this many bytes from the start and the end of this many files or rows.
+#: Of larger data, hash SAMPLE_BYTES from the start and the end of each of SAMPLES files, or SAMPLES
+#: rows of an array.
 SAMPLE_BYTES = 64 << 10
 SAMPLES = 1000
 
@@ -38,10 +39,11 @@ class Split(Protocol):
     size: int
 
     def fetch(self, indices: Any) -> tuple[Any, Any]:
-        """Return the examples at ``indices``, int64 [n]. It runs in a graph, such as tf.data's map.
+        """Return the features and labels of the examples at ``indices``, int64 [n].
 
-        Features are [n, ...], float32, or uint8 for 0 to 1 (a quarter of the memory, see
-        ``arrays.scaled``). Labels are classes, int64 [n], or numbers, float32 [n, ...].
+        Features are [n, ...] of float32 or uint8. In uint8, 0 to 255 stand for 0 to 1 (see
+        ``arrays.scaled``), which takes a quarter of the memory. Labels are classes, int64 [n], or
+        numbers, float32 [n, ...]. This method is called in a graph, such as that of tf.data's map.
         """
 
 
@@ -55,7 +57,7 @@ class Data:
     test: Split
     #: Shape of the features of an example.
     shape: tuple[int, ...]
-    #: Number of classes; labels are from 0 to one less. None if labels are numbers.
+    #: Number of classes; labels are 0 to ``classes`` - 1. None if labels are numbers.
     classes: int | None
     #: SHA-256 in hex of the data, the same on all hosts with the same data.
     fingerprint: str
@@ -65,7 +67,7 @@ class Data:
 
 @contextmanager
 def naming(path: Path | str, *damage: type[Exception]) -> Iterator[None]:
-    """Turn errors while reading ``path`` into a DataError that names it.
+    """Turn errors while reading ``path`` into a DataError that names ``path``.
 
     ``damage`` are the exceptions, besides OSError and EOFError, that a damaged file causes.
     """
@@ -81,12 +83,16 @@ def naming(path: Path | str, *damage: type[Exception]) -> Iterator[None]:
 
 
 def text_fingerprint(*parts: object) -> str:
-    """Return the SHA-256 of data that are determined by some numbers and words."""
+    """Return the SHA-256 in hex of ``parts``, numbers and words that determine some data."""
     return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
 
 
 def file_fingerprint(folder: Path, files: Sequence[Path], sizes: Sequence[int]) -> str:
-    """Return the SHA-256 of names, sizes and contents of files; above ALL_BELOW, of samples."""
+    """Return the SHA-256 in hex of the names, sizes and contents of files in ``folder``.
+
+    ``sizes`` are in bytes. If they add up to more than ALL_BELOW, only samples of the contents are
+    hashed.
+    """
     digest = hashlib.sha256()
     for path, size in zip(files, sizes, strict=True):
         digest.update(f"{path.relative_to(folder).as_posix()}\0{size}\0".encode())

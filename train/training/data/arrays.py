@@ -15,7 +15,8 @@ import tensorflow as tf
 from . import ALL_BELOW, Data, DataError, Split, naming, spread, text_fingerprint
 
 PARTS = ("train", "test")
-#: MiB to embed: a serialized graph is limited to 2 GiB, which must also hold the network.
+#: Maximum size in MiB of data to embed in a graph. A serialized graph is limited to 2 GiB, and must
+#: also contain the network.
 EMBEDDED_MB = 1500
 
 
@@ -28,7 +29,10 @@ class ArraySplit:
         self._tensors: Any = None
 
     def embed(self) -> None:
-        """Embed the data in graphs; call it before the first fetch."""
+        """Let ``fetch`` embed the data in each graph; call this before the first ``fetch``.
+
+        Raise DataError if the data are larger than EMBEDDED_MB.
+        """
         # For graphs that run in other processes: captured tensors are sent with every call, those
         # in a graph only once.
         size_mb = sum(array.nbytes for array in self._arrays) // 2**20
@@ -41,12 +45,13 @@ class ArraySplit:
         self._embedded = True
 
     def fetch(self, indices: Any) -> tuple[Any, Any]:
-        """Return features and labels by number, see Split."""
+        """Return the features and labels of the examples at ``indices``; see Split."""
         if self._embedded:
             features, labels = map(tf.constant, self._arrays)
         elif self._tensors is None:
-            # Outside any graph, and captured there: no graph holds the data. Not before the first
-            # fetch: no TensorFlow operation may run before the strategy is made.
+            # The tensors are made outside of any graph, so that graphs only refer to them. They are
+            # not made before the first fetch, because no TensorFlow operation may run before the
+            # strategy is made.
             with tf.init_scope(), tf.device("CPU:0"):
                 features, labels = self._tensors = tuple(map(tf.constant, self._arrays))
             self._arrays = None  # so that the data are in memory only once
@@ -55,7 +60,10 @@ class ArraySplit:
         return tf.gather(features, indices), tf.gather(labels, indices)
 
     def mean(self) -> Any:
-        """Return the mean of the ``scaled`` features, numpy float32; call it before a fetch."""
+        """Return the examples' mean ``scaled`` features, numpy float32.
+
+        Call this before the first ``fetch``.
+        """
         features = self._arrays[0]
         total = features.mean(axis=0, dtype="float64")
         return (total / 255 if features.dtype == "uint8" else total).astype("float32")
@@ -80,10 +88,11 @@ def from_arrays(name: str, train: Any, test: Any, *, classes: int | None = None)
       whole numbers [n] or [n, 1] are classes from 0, by default up to the highest; others are
       numbers;
     * a ``tf.data.Dataset`` of single examples (features, labels) with a known cardinality;
-    * an object with ``size`` and ``fetch``, see Split, for both. If labels are classes, the
-      attribute ``classes`` of ``train`` is their number. It may have a ``fingerprint``.
+    * an object with ``size`` and ``fetch``, see Split. Then both must be such objects. If labels
+      are classes, ``train.classes`` is their number. ``train.fingerprint`` is optional.
 
-    The last two run TensorFlow operations, so make the strategy first.
+    Datasets and such objects run TensorFlow operations, so make the strategy first. Raise DataError
+    if the examples cannot be used.
     """
     are_splits = [isinstance(part, Split) for part in (train, test)]
     if all(are_splits):
@@ -202,7 +211,10 @@ def _from_splits(name: str, train: Split, test: Split) -> Data:
 
 
 def _fingerprint(*arrays: Any) -> str:
-    """Return the SHA-256 of types, shapes and contents; above ALL_BELOW, of SAMPLES rows."""
+    """Return the SHA-256 in hex of the arrays' types, shapes and contents.
+
+    Of an array with more than ALL_BELOW bytes, only SAMPLES rows are hashed.
+    """
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(f"{array.dtype.str}{array.shape}".encode())
@@ -213,7 +225,7 @@ def _fingerprint(*arrays: Any) -> str:
 
 
 def open_npz(folder: Path) -> Data:
-    """Return x_train, y_train, x_test and y_test of the only .npz file in a folder."""
+    """Return the data in the only .npz file of a folder: x_train, y_train, x_test and y_test."""
     found = list(folder.glob("*.npz"))
     if len(found) != 1:
         raise DataError(f"npz: {folder} contains {len(found)} .npz files, expected one")

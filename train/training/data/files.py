@@ -1,7 +1,7 @@
 """Examples that are read from files when they are fetched.
 
-They are fetched by graph operations alone, because parameter servers run these in other processes
-on the host that fetches. Errors name the files that cannot be read.
+They are fetched by graph operations alone, because with parameter servers, graphs run in the
+processes of the workers. Errors name the files that cannot be read.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import tensorflow as tf
 class FileSplit:
     """Examples that are read from files one by one, in parallel."""
 
-    #: One value per example, or files; converted to tensors at the first fetch.
+    #: The first arguments of ``load`` and ``describe``: for example, the paths and labels of all
+    #: examples. They are converted to tensors at the first ``fetch``.
     columns: Sequence[Any]
-    #: Maps columns and an int64 index to features, float32 of ``shape``, and a label.
+    #: Maps the columns and an int64 index to features, float32 of ``shape``, and a label.
     load: Callable[..., tuple[Any, Any]]
-    #: Maps columns and indices [k] to names of examples, strings [k].
+    #: Maps the columns and indices [k] to names of examples, strings [k], for errors.
     describe: Callable[..., Any]
     size: int
     shape: tuple[int, ...]
@@ -30,7 +31,10 @@ class FileSplit:
     _tensors: Any = None
 
     def fetch(self, indices: Any) -> tuple[Any, Any]:
-        """Return features and labels by number, see Split; the graph names damaged examples."""
+        """Return the features and labels of the examples at ``indices``; see Split.
+
+        If examples cannot be read, the graph raises an error that names up to three of them.
+        """
         if self._tensors is None:
             with tf.init_scope(), tf.device("CPU:0"):
                 self._tensors = [tf.constant(column) for column in self.columns]
@@ -61,7 +65,10 @@ class FileSplit:
 
 
 def chosen_size(content: bytes, asked: int) -> tuple[int, int]:
-    """Return the height and width in pixels of all images: ``asked``, or if 0 that of the first."""
+    """Return the height and width in pixels to which all images are scaled.
+
+    Both are ``asked``. If that is 0, they are those of the first image, whose file has ``content``.
+    """
     if asked:
         return asked, asked
     with tf.device("CPU:0"):

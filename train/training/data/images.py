@@ -18,7 +18,8 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp")
 def open_images(folder: Path, image_size: int) -> Data:
     """Return the images FOLDER/train/CLASS/*.jpg and FOLDER/test/CLASS/*.jpg.
 
-    A class number is the index of its folder in the sorted names of ``train``.
+    Other SUFFIXES are possible. The number of a class is the index of its folder among the sorted
+    folders of ``train``. For ``image_size`` see ``chosen_size``.
     """
     folder = folder.absolute()
     found: dict[str, list[tuple[Path, int, str]]] = {}
@@ -60,7 +61,7 @@ def _visible(folder: Path) -> list[Path]:
 
 
 def _images(kind: Path) -> list[tuple[Path, int, str]]:
-    """Return the images of a class: path, size in bytes, and the name of the class."""
+    """Return the images in the folder of a class: path, size in bytes and class name of each."""
     if not kind.is_dir():
         raise DataError(
             f"images: {kind} is not a folder with the images of a class: move this file to "

@@ -35,7 +35,10 @@ PATIENCE = 60
 
 @dataclass(frozen=True)
 class Published:
-    """A file at the URL ``address``, with hashes in hex of it and of the contents of a .gz."""
+    """A file at the URL ``address`` + ``file``.
+
+    ``sha256`` is its hash in hex, and ``content`` that of the decompressed contents of a .gz file.
+    """
 
     file: str
     address: str
@@ -52,7 +55,10 @@ PUBLISHED = {
 
 
 def fetch_published(published: Published, folder: Path) -> None:
-    """Download a file into ``folder``, verified or not at all; processes may do so in parallel."""
+    """Download a file into ``folder``; several processes may do so in parallel.
+
+    Raise DataError if it cannot be downloaded or has the wrong hash. Nothing is stored then.
+    """
     address, target = published.address + published.file, folder / published.file
     hashed = hashlib.sha256()
     # In the same folder so that it can be renamed.
@@ -83,7 +89,7 @@ def fetch_published(published: Published, folder: Path) -> None:
 
 
 def open_digits() -> Data:
-    """Return 1437 examples to train on and 360 to test on: every fifth, for any seed."""
+    """Return 1437 digits to train on and 360 to test on. Every fifth digit is for testing."""
     path = Path(__file__).with_name("digits.csv.gz")
     with naming(path, ValueError):
         table = np.loadtxt(path, delimiter=",", dtype=np.float32)
@@ -100,12 +106,12 @@ def open_digits() -> Data:
 #: The folder of Debian's package dataset-fashion-mnist.
 DEBIAN_FOLDERS = {"fashion-mnist": Path("/usr/share/datasets/fashion-mnist")}
 FILES = [published.file.removesuffix(".gz") for published in PUBLISHED["mnist"]]
-#: SHA-256 of the test labels, because both data sets have the same file names.
+#: SHA-256 of the test labels, which tells the data sets apart: their files have the same names.
 TEST_LABELS = {name: PUBLISHED[name][3].content for name in ("mnist", "fashion-mnist")}
 
 
 def open_idx(name: str, folder: Path, *, download: bool) -> Data:
-    """Return ``mnist`` or ``fashion-mnist`` from four files as published or without ``.gz``."""
+    """Return ``mnist`` or ``fashion-mnist`` from its four files, with or without ``.gz``."""
     files = _find_idx(name, folder, download)
     raw = [_read_bytes(path) for path in files]
     found = hashlib.sha256(raw[3]).hexdigest()
@@ -121,7 +127,11 @@ def open_idx(name: str, folder: Path, *, download: bool) -> Data:
 
 
 def _find_idx(name: str, folder: Path, download: bool) -> list[Path]:
-    """Return the four files in the first folder that has any; download them on request."""
+    """Return the paths of a data set's four files in the first folder that has any of them.
+
+    If files are missing, download them into ``folder`` if ``download`` is set, or else raise
+    DataError.
+    """
     packaged = DEBIAN_FOLDERS.get(name)
     places = [folder, packaged] if packaged else [folder]
     for place in places:
@@ -156,7 +166,11 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def parse(content: bytes, path: Path, axes: int) -> Any:
-    """Return the uint8 array of an IDX file: two zeros, type, number of axes, lengths, values."""
+    """Return the uint8 array in the contents of an IDX file; ``path`` is for errors.
+
+    The file has two zero bytes, the type, the number of axes, the length of each axis, and the
+    values. Raise DataError if it is damaged or does not have the expected number of ``axes``.
+    """
     start = 4 + 4 * axes
     # A third byte of 8 means unsigned bytes.
     if len(content) < start or content[:4] != bytes([0, 0, 8, axes]):
@@ -180,7 +194,7 @@ BATCHES = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.
 
 
 def open_cifar10(folder: Path, *, download: bool) -> Data:
-    """Return CIFAR-10 from a folder with the archive or its contents; may ``download`` it."""
+    """Return CIFAR-10 from the archive in a folder, or its contents; ``download`` it if missing."""
     (published,) = PUBLISHED["cifar-10-binary"]
     source = next((p for p in (folder / EXTRACTED, folder / ARCHIVE) if p.exists()), folder)
     if source == folder and not (folder / BATCHES[0]).exists():
@@ -210,7 +224,7 @@ def open_cifar10(folder: Path, *, download: bool) -> Data:
 
 
 def _read_batches(source: Path) -> dict[str, bytes]:
-    """Return the contents of the batches in a folder or an archive, by name."""
+    """Return the contents of the batch files in a folder or an archive, by file name."""
     if source.is_dir():
         with naming(source):
             files = sorted(path for path in source.iterdir() if path.name in BATCHES)

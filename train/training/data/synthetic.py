@@ -1,7 +1,8 @@
 """Learnable synthetic images, made without files and identical everywhere.
 
-An image is the coarse pattern of its class, with noise. Both are whole-number hashes of the seed
-and the example's number, computed in the graph, so that any number of examples takes no memory.
+An image is the coarse pattern of its class, with noise. The pattern is a hash of the seed and the
+class, and the noise is a hash of the seed and the example's number. Both are computed in the graph,
+with whole numbers, so the examples take no memory.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ VERSION = 1
 
 
 class SyntheticSplit:
-    """Synthetic examples; ``part`` 0 to train, 1 to test with others of the same classes."""
+    """Synthetic examples to train on (``part`` 0), or others of the same classes to test on (1)."""
 
     def __init__(self, size: int, seed: int, part: int) -> None:
         self.size = size
         self._seed, self._part = seed & 0xFFFFFFFF, part
 
     def fetch(self, indices: Any) -> tuple[Any, Any]:
-        """Return features and labels by number, see Split."""
+        """Return the features and labels of the examples at ``indices``; see Split."""
         keys = _draw(self._seed, self._part, indices)
         labels = tf.cast(mix(keys) % CLASSES, tf.int32)
         # Add four pixels in one number: a quarter of a pattern's 0 to 255 and three quarters of the
@@ -44,7 +45,7 @@ class SyntheticSplit:
         return features, tf.cast(labels, tf.int64)
 
     def _patterns(self) -> Any:
-        """Return the contribution of each class to the pixels, uint32 [CLASSES, PIXELS / 4]."""
+        """Return the pattern of each class, with four pixels in a uint32: [CLASSES, PIXELS / 4]."""
         height, width, channels = SHAPE
         rows, columns = height // SQUARE, width // SQUARE
         classes = _draw(self._seed, 2, tf.range(CLASSES))

@@ -20,10 +20,11 @@ FEATURES_FILE = "features.json"
 def open_tfrecords(folder: Path, image_size: int) -> Data:
     """Return the examples in FOLDER/train*.tfrecord and FOLDER/test*.tfrecord.
 
-    An Example has either ``image``, an encoded PNG or JPEG, or ``x``, a list of floats, and a
-    ``label``, an int64 class or a list of floats. ``features.json`` adds ``{"classes": 10}`` if
-    labels are classes, and ``"shape": [8, 8, 1]`` if ``x`` is not a plain vector. The files must
-    not be compressed, because examples are read by offset.
+    An Example has a ``label``, an int64 class or a list of floats, and either ``image``, an encoded
+    PNG or JPEG, or ``x``, a list of floats. ``features.json`` must contain ``classes``, such as 10,
+    if labels are classes, and ``shape``, such as [8, 8, 1], if ``x`` is not a plain vector. The
+    files must not be compressed, because examples are read by offset. For ``image_size`` see
+    ``chosen_size``.
     """
     folder = folder.absolute()
     described = folder / FEATURES_FILE
@@ -76,7 +77,10 @@ def _read_features_file(path: Path) -> dict[str, Any]:
 def _specs(
     path: Path, given: dict[str, Any], image_size: int
 ) -> tuple[dict[str, Any], tuple[int, ...]]:
-    """Return the parser's specs for each Example and the features' shape, from the first one."""
+    """Return the specs that parse each Example, and the shape of the features.
+
+    Both are derived from the first record in the file at ``path``. ``given`` is features.json.
+    """
     # For damaged records, a package below TensorFlow raises DecodeError.
     with naming(path, Exception):
         fields = tf.train.Example.FromString(first_record(path).numpy()).features.feature

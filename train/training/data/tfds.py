@@ -1,4 +1,4 @@
-"""Data sets of TensorFlow Datasets: TFRecord files that its package prepares and decodes."""
+"""Data sets of TensorFlow Datasets, whose package prepares and decodes TFRecord files."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ TFDS = "tfds:"
 def open_tfds(name: str, folder: Path, *, download: bool, image_size: int) -> Data:
     """Return a data set of TensorFlow Datasets on disk, such as ``mnist`` or ``mnist:3.0.1``.
 
-    Its files are TFRecords; its splits ``train`` and ``test``, or else ``validation``. ``folder``
-    is the package's ``data_dir``. If ``download``, a data set that is not prepared there is
-    prepared, by one process at a time. An ``image_size`` of 0 means the common size of all images,
-    or else that of the first.
+    Its files must be TFRecords. The split ``train`` is for training, and ``test``, or else
+    ``validation``, is for testing. ``folder`` is the package's ``data_dir``. If ``download`` is
+    set, a data set that is not yet prepared there is prepared, by one process at a time.
+
+    Images are scaled to a height and width of ``image_size``. If it is 0, they are scaled to the
+    size of the first image, unless all have the same size. Raise DataError if the data set cannot
+    be used.
     """
     try:
         import tensorflow_datasets

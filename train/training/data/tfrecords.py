@@ -1,4 +1,4 @@
-"""Examples in the records of TFRecord files, which are read by their offset.
+"""Examples in TFRecord files, whose records are read by their offsets.
 
 The files must not be compressed.
 """
@@ -18,17 +18,18 @@ import tensorflow as tf
 from . import Data, DataError, file_fingerprint, naming
 from .files import FileSplit
 
-#: A record: its length (8 bytes), the CRC of that (4), its content, the CRC of that (4).
+#: Bytes before and after the content of a record: its length (8) and the CRC of the length (4); the
+#: CRC of the content (4).
 HEADER, FOOTER = 12, 4
 GZIP = b"\x1f\x8b"
 
 
 @dataclass(frozen=True)
 class Records:
-    """The records of some files, at least one."""
+    """The positions of the records in some files. There is at least one record."""
 
     files: list[Path]
-    #: For each record the number of its file and its offset in bytes there, numpy int64 [n].
+    #: For each record, the number of its file and its offset in bytes in the file, numpy int64 [n].
     numbers: Any
     offsets: Any
 
@@ -47,10 +48,10 @@ def record_data(
     classes: int | None,
     *others: Path,
 ) -> Data:
-    """Return the examples in the records of two parts, to train on and to test on.
+    """Return the examples in the records of two ``parts``: one to train on and one to test on.
 
-    ``parse`` maps a record to features, float32 of ``shape``, and a label like the tf.TensorSpec
-    ``label``. The fingerprint includes the ``others``, files that describe the records.
+    ``parse`` maps a record to features, float32 of ``shape``, and a label with the tf.TensorSpec
+    ``label``. ``others`` are files that describe the records; the fingerprint includes them.
     """
 
     def load(names: Any, numbers: Any, offsets: Any, index: Any) -> tuple[Any, Any]:
@@ -93,7 +94,10 @@ def read_records(files: list[Path]) -> Records:
 
 
 def record_offsets(path: Path) -> Any:
-    """Return the offset of each record in a file, numpy int64 [n]; check all lengths."""
+    """Return the offset in bytes of each record in a file, numpy int64 [n].
+
+    The CRCs of all lengths are checked. Raise DataError if the file is damaged or compressed.
+    """
     offsets, headers, position = [], [], 0
     with naming(path), path.open("rb") as stream:
         size = path.stat().st_size
@@ -124,7 +128,10 @@ def record_offsets(path: Path) -> Any:
 
 
 def masked_crc(rows: Any) -> Any:
-    """Return TFRecord's masked CRC-32C, numpy uint32 [n], of rows of bytes, uint8 [n, length]."""
+    """Return TFRecord's masked CRC-32C of each row, numpy uint32 [n].
+
+    ``rows`` are bytes, numpy uint8 [n, length].
+    """
     table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         table = (table >> 1) ^ np.where(table & 1, np.uint32(0x82F63B78), np.uint32(0))
