@@ -35,12 +35,8 @@ options:
     default: slurm
 """
 EXAMPLES = """
-# lab.slurm.yml
+# lab.slurm.yml. For PBS, the file is lab.pbs.yml, and ends with "system: pbs".
 plugin: tensorflow_ansible.cluster.slurm
-
-# lab.pbs.yml
-plugin: tensorflow_ansible.cluster.slurm
-system: pbs
 """
 
 

@@ -315,7 +315,7 @@ class Settings:
         "steps between checkpoints; 0: see --checkpoint-seconds", 0, MAX_STEPS
     )
     checkpoint_seconds: float = number(
-        "seconds between checkpoints, by the chief's clock; 0: never",
+        "seconds between checkpoints; 0: never",
         0,
         1e7,
         default=300.0,

@@ -1,7 +1,9 @@
 """A job survives faults of its hosts and of its watch, and its weights do not change.
 
-make soak                 50 faults, 20 kills of the wrapper, 300 s without network: an hour
+make soak                 50 faults, 20 kills of the follower, 300 s without network: an hour
 make soak SOAK_SEED=N     the same in another order and at other times
+
+The follower of a job is the wrapper or ``ansible-playbook``. If one is killed, the other attaches.
 """
 
 from __future__ import annotations
@@ -19,10 +21,11 @@ from typing import Any
 
 import pytest
 
-from tests.support import faults
+from tests.support import faults, playbook_jobs
 from tests.support.faults import LIMIT
 from tests.support.jobs import PLAIN, rank_state, ssh_processes, training
 from tests.support.lab import Command, Lab, Labs
+from tests.support.playbook_jobs import PlaybookCommand
 from tests.support.testbed import Host, Testbed
 
 pytestmark = [pytest.mark.docker, pytest.mark.tensorflow]
@@ -68,7 +71,7 @@ def to_host(fault: Callable[[Host], AbstractContextManager[None]]) -> Cause:
     return lambda bed, host, task: fault(host)
 
 
-WRAPPER, SSHD = "wrapper", "sshd"
+FOLLOWER, SSHD = "follower", "sshd"
 #: By name, the fault of either rank; None if it must not affect the job.
 KINDS: dict[str, Fault | None] = {
     "rank": Fault(sending("KILL"), "signal", r"was killed by SIGKILL \(signal 9\)"),
@@ -86,7 +89,7 @@ KINDS: dict[str, Fault | None] = {
     "stopped": Fault(sending("STOP"), "frozen", "is stopped by a signal or a debugger"),
     "paused": Fault(to_host(faults.paused), "unreachable", "is unreachable"),
     "unplugged": Fault(to_host(faults.unplugged), "unreachable", "is unreachable"),
-    WRAPPER: None,
+    FOLLOWER: None,
     SSHD: None,
 }
 #: 40 steps for each fault, so that the job does not end before the last one.
@@ -111,7 +114,27 @@ def undisturbed(testbed: Testbed, tmp_path_factory: pytest.TempPathFactory) -> s
     return weights(lab, "undisturbed")
 
 
-def wait_for_steps(command: Command, bed: Testbed, attempt: int) -> None:
+Following = Command | PlaybookCommand
+
+
+def started(
+    lab: Lab, job: str, by_playbook: bool, script: str = "", **arguments: Any
+) -> tuple[Following, bool]:
+    """Start a job with one of both; return also which one it was."""
+    if by_playbook:
+        return playbook_jobs.start(lab, job, script, **arguments), True
+    options = ["--script", script] if script else []
+    return lab.start("--job", job, *options, **arguments), False
+
+
+def attached(lab: Lab, job: str, by_playbook: bool) -> tuple[Following, bool]:
+    """Follow a job with one of both; return also which one it is."""
+    if by_playbook:
+        return playbook_jobs.attach(lab, job), True
+    return Command(*lab.words("attach", "--json", job)), False
+
+
+def wait_for_steps(command: Following, bed: Testbed, attempt: int) -> None:
     """Wait until a rank of an attempt has reported a step."""
 
     def wanted(event: dict[str, Any]) -> bool:
@@ -130,7 +153,9 @@ def test_random_faults(ssh_lab: Labs, testbed: Testbed, undisturbed: str) -> Non
         names += drawn.sample(sorted(KINDS), len(KINDS))
     lab, attempt = ssh_lab(worker=2), 1
     with faults.slow(testbed, testbed.hosts[0]):
-        command = lab.start("--job", "soak", **JOB, train_job_max_restarts=10 * FAULTS)
+        command, by_playbook = started(
+            lab, "soak", drawn.random() < 0.5, **JOB, train_job_max_restarts=10 * FAULTS
+        )
         for number, name in enumerate(names[:FAULTS]):
             wait_for_steps(command, testbed, attempt)
             time.sleep(drawn.uniform(0, 2))
@@ -138,10 +163,9 @@ def test_random_faults(ssh_lab: Labs, testbed: Testbed, undisturbed: str) -> Non
             fault, task, host = KINDS[name], f"worker-{rank}", testbed.hosts[rank]
             began = time.monotonic()
             outcome = "not felt"
-            if name == WRAPPER:
-                command.process.kill()
-                command.process.wait()
-                command = Command(*lab.words("attach", "--json", "soak"))
+            if name == FOLLOWER:
+                command.kill()
+                command, by_playbook = attached(lab, "soak", not by_playbook)
             elif fault is None:
                 with faults.sshd_down(testbed, host):
                     time.sleep(drawn.uniform(0, 10))
@@ -156,7 +180,9 @@ def test_random_faults(ssh_lab: Labs, testbed: Testbed, undisturbed: str) -> Non
                 assert re.fullmatch(fault.cause, event["cause"]), event
                 assert re.match(f"{task} on worker{rank} {fault.message}", event["message"]), event
                 assert seconds < LIMIT, event
-            print(f"{number}: {name} of {task}: {outcome}", file=sys.stderr, flush=True)
+            follower = "ansible-playbook" if by_playbook else "the wrapper"
+            line = f"{number}: {name} of {task}: {outcome}; followed by {follower}"
+            print(line, file=sys.stderr, flush=True)
     run = command.end(240 + 20 * FAULTS)
     assert (run.code, run.result["state"]) == (0, "completed"), run.result
     assert weights(lab, "soak") == undisturbed
@@ -199,34 +225,34 @@ def test_a_clock_is_set_back_and_hosts_are_cut_off_and_nothing_happens(
     assert ssh_processes(testbed) == []
 
 
-def test_the_wrapper_is_killed_at_random_moments(ssh_lab: Labs, testbed: Testbed) -> None:
+def test_the_follower_is_killed_at_random_moments(ssh_lab: Labs, testbed: Testbed) -> None:
     drawn = random.Random(SEED)
     lab = ssh_lab(worker=2)
 
-    def start(job: str) -> Command:
+    def start(job: str, by_playbook: bool) -> Following:
         # The first attempt crashes, so that the job is also restarted.
         arguments = ["--steps", "10", "--abort", "worker-1", "--attempts", "1"]
         more = {"train_job_max_restarts": 3, "train_job_restart_delay": 0.2}
-        command = lab.start("--job", job, "--script", str(PLAIN), arguments=arguments, **more)
+        command, _ = started(lab, job, by_playbook, str(PLAIN), arguments=arguments, **more)
         while not (lab.runs_dir / job / "manifest.json").exists():
             assert command.process.poll() is None
             time.sleep(0.02)
         return command
 
     began = time.monotonic()
-    whole = start("whole-life").end()
+    whole = start("whole-life", by_playbook=False).end()
     assert (whole.code, lab.saved("whole-life")["attempts"]) == (0, 2), whole.result
     life = time.monotonic() - began
     for number in range(KILLS):
-        job, moment = f"life-{number}", drawn.uniform(0, life)
-        command = start(job)
+        job, moment, by_playbook = f"life-{number}", drawn.uniform(0, life), number % 2 == 0
+        command = start(job, by_playbook)
         time.sleep(moment)
-        command.process.kill()
-        command.process.wait()
-        attached = Command(*lab.words("attach", "--json", job)).end()
-        outcome = f"killed after {moment:.1f} of {life:.1f} s: {attached.result['message']}"
+        command.kill()
+        follower, _ = attached(lab, job, not by_playbook)
+        run = follower.end()
+        outcome = f"killed after {moment:.1f} of {life:.1f} s: {run.result['message']}"
         print(f"{number}: {outcome}", file=sys.stderr, flush=True)
-        assert (attached.code, attached.result["state"]) == (0, "completed"), outcome
-        assert [rank["task"] for rank in attached.result["ranks"]] == ["worker-0", "worker-1"]
+        assert (run.code, run.result["state"]) == (0, "completed"), outcome
+        assert [rank["task"] for rank in run.result["ranks"]] == ["worker-0", "worker-1"]
         assert lab.saved(job)["attempts"] in (2, 3), outcome  # one may not have been started
     assert ssh_processes(testbed) == []

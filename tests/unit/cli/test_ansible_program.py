@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -71,10 +72,12 @@ def test_an_unknown_playbook_is_refused(calls: Calls, capsys: pytest.CaptureFixt
 def test_an_installed_collection_comes_before_the_users_folder(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    collection = Path("/env/site-packages/ansible_collections/tensorflow_ansible/cluster")
     monkeypatch.setattr(playbooks, "IS_PACKAGED", True)
+    monkeypatch.setattr(playbooks, "REPOSITORY", collection)
     monkeypatch.delenv("ANSIBLE_COLLECTIONS_PATH", raising=False)
     first, _, others = playbooks.own_settings()["ANSIBLE_COLLECTIONS_PATH"].partition(":")
-    assert first == str(REPOSITORY.parents[2])
+    assert first == "/env/site-packages"
     assert others == "~/.ansible/collections:/usr/share/ansible/collections"
     monkeypatch.setenv("ANSIBLE_COLLECTIONS_PATH", "/srv/collections")
     assert playbooks.own_settings()["ANSIBLE_COLLECTIONS_PATH"] == f"{first}:/srv/collections"

@@ -57,5 +57,6 @@ def test_connections_are_tried_for_real() -> None:
 def test_addresses_of_this_host() -> None:
     assert probe.is_own("127.0.0.1")
     assert not probe.is_own("192.0.2.7")
+    # An interface may vanish meanwhile, such as the network of another test's containers.
     for address in probe.own_addresses():
-        assert probe.is_own(address)
+        assert probe.is_own(address) or address not in probe.own_addresses()
