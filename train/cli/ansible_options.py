@@ -381,7 +381,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def plain(value: Any, name: str) -> Any:
-    """Return the value of a variable as JSON types.
+    """Return the value of a variable, converted to types of JSON.
 
     Raise ValueError if it cannot be written as JSON or is not valid Unicode.
     """
@@ -416,7 +416,7 @@ def plain(value: Any, name: str) -> Any:
 
 
 def plain_variables(variables: Variables) -> dict[str, Any]:
-    """Return variables as JSON types.
+    """Return variables, converted to types of JSON.
 
     Raise ValueError if one cannot be converted. The message names it.
     """
@@ -489,7 +489,7 @@ def _pair(text: str) -> dict[str, Any]:
 
 
 def _named(text: str, variables: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return the variables of the option ``-e`` with ``text`` as JSON types.
+    """Return the variables of the option ``-e`` with ``text``, converted to types of JSON.
 
     Raise ValueError if one cannot be converted. The message names the option.
     """

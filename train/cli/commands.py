@@ -52,10 +52,10 @@ def run(args: Namespace, variables: Variables) -> int:
         run_dir = run_dir_of(args.job, chosen)
         result = read_result(run_dir)
         if result and result["state"] == "completed":
-            complain("run", f"job {args.job} had completed before Slurm restarted this job")
+            complain("run", f"job {args.job} had completed before Slurm restarted its batch job")
             return Exit.COMPLETED
         if (run_dir / MANIFEST_FILE).exists():
-            announce("run", f"restarting job {args.job}, because Slurm has restarted this job")
+            announce("run", f"restarting job {args.job}, because Slurm has restarted its batch job")
             return restart(args, variables)
     return _watch(Job.start(args.script, args.arguments, variables=chosen, **given), args)
 

@@ -136,7 +136,7 @@ def _scale(examined: Examined, args: Namespace, variables: Variables) -> Scaling
     if wrong or busy:
         why = "problems" if wrong else "running jobs"
         where = names_of(list(dict.fromkeys(wrong or busy)))
-        complain("doctor", f"skipping the part collectives because of {why} on {where}")
+        complain("doctor", f'skipping the part "collectives" because of {why} on {where}')
         return None
     try:
         hosts = examined["trains"]

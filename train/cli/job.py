@@ -1,4 +1,4 @@
-"""Training jobs from Python, see docs/jobs.md: start, follow, check and stop a job.
+"""Starts, follows, checks and stops training jobs from Python (see docs/jobs.md).
 
 This module runs the playbooks, yields events as they happen, and follows a job through its restarts
 after recoverable failures.

@@ -190,9 +190,9 @@ def build_parser() -> _CommandParser:
     doctor("--quick", action="store_true", help="do not start TensorFlow, and write little to disk")
     text = f"comma-separated parts to examine, from {','.join(PARTS)} (default: all)"
     doctor("--only", metavar="PARTS", type=_parts, help=text)
-    text = "model for the training runs of the part collectives (default: mnist-cnn)"
+    text = 'model for the training runs of the part "collectives" (default: mnist-cnn)'
     doctor("--model", choices=PARAMETERS, default="mnist-cnn", help=text)
-    text = "examples per step and host in these runs (default: 64)"
+    text = "examples per step and host in those training runs (default: 64)"
     doctor("--batch", metavar="N", type=partial(_count, least=1), default=64, help=text)
     doctor("--json", action="store_true", help="print JSON")
 

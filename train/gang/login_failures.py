@@ -133,8 +133,8 @@ KINDS = {
     ),
     "hangs": _Kind(
         "the login hangs: the host accepted it, but no command ran in time",
-        "run `{ssh}` to find out what the login waits for; ~/.bashrc and similar files must not "
-        "block without a terminal",
+        "run `{ssh}` to find out what the login is waiting for; ~/.bashrc and similar files must "
+        "not block without a terminal",
     ),
     "no-commands": _Kind(
         "the login does not run commands: a startup file such as ~/.bashrc exits or "

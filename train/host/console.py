@@ -293,7 +293,10 @@ def _is_within_epoch(bar: "re.Match[str]") -> bool:
 
 
 def _fields(rest: str) -> Tuple[Dict[str, float], Optional[float]]:
-    """Return the metrics and the seconds per step in the text after a bar, up to other output."""
+    """Return the metrics and the seconds per step in ``rest``, the text after a progress bar.
+
+    Stop at the first text that is neither.
+    """
     metrics: Dict[str, float] = {}
     seconds_per_step: Optional[float] = None
     for field in rest.split(" - "):

@@ -360,7 +360,10 @@ def _publish(
 
 
 def _keep(folder: str, name: str, descriptor: int, seconds: float) -> None:
-    """Pass a lease's lock to a process that holds it for ``seconds``, or until the file is gone."""
+    """Pass a lease's lock to a process that holds it until its file is gone.
+
+    The process ends after ``seconds`` at the latest.
+    """
     try:
         subprocess.run(
             [sys.executable, "-I", "-S", "-c", _KEEPER, str(descriptor), "%.3f" % seconds],
@@ -375,7 +378,7 @@ def _keep(folder: str, name: str, descriptor: int, seconds: float) -> None:
     except (OSError, subprocess.SubprocessError) as error:
         with contextlib.suppress(OSError):
             os.unlink(os.path.join(folder, name))
-        raise LeaseError("cannot start the process that holds the lease: %s" % error) from None
+        raise LeaseError("cannot start the process that is to hold the lease: %s" % error) from None
     finally:
         os.close(descriptor)
 

@@ -30,7 +30,7 @@ def _used(pid: int) -> float:
 
 
 def _present() -> Set[int]:
-    """Return the live descendants of this process, without helpers of libraries.
+    """Return the live descendants of this process, except helper processes of libraries.
 
     The process must have called ``processes.adopt``.
     """

@@ -156,7 +156,7 @@ def foreign_gpus(
     try:
         foreign = foreign_processes(found, held)
     except gpus.GpuError as error:
-        warnings.append(f"cannot determine the processes on this host's GPUs: {error}")
+        warnings.append(f"cannot determine which processes use this host's GPUs: {error}")
         return {}
     split = {gpu["uuid"] for gpu in found if gpu["instances"]}
     indices = {uuid: gpu["index"] for gpu in found for uuid in [gpu["uuid"], *gpu["instances"]]}

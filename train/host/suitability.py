@@ -88,7 +88,7 @@ def _absolute(path: str) -> str:
 
 
 def has_avx(cpus: str) -> bool:
-    """Return whether ``cpus``, the text of ``/proc/cpuinfo``, lists AVX; True if it is not x86."""
+    """Return whether ``cpus``, the text of ``/proc/cpuinfo``, lists AVX; True unless on x86."""
     flags = [line.split(":", 1)[1] for line in cpus.splitlines() if line.startswith("flags")]
     return not flags or "avx" in flags[0].split()
 

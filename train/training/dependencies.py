@@ -78,6 +78,6 @@ class Clock:
             return self.now()
 
     def held(self, values: Any, until: Any) -> Any:
-        """Return ``values`` as tensors that are not ready before the time ``until`` was read."""
+        """Return ``values`` as tensors that are ready after the clock was read into ``until``."""
         # Otherwise, a single thread may compute first and read the clock afterwards.
         return held(values, until) if self.running else values

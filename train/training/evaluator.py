@@ -31,9 +31,10 @@ POLL_S = 0.5
 def evaluate_checkpoints(task_name: str, settings: Settings, progress: ProgressWriter) -> Results:
     """Test each new checkpoint; return the results of the final checkpoint of a run.
 
-    Every test writes a progress record of phase ``evaluating``. When the first checkpoint is found,
-    such a record without ``step`` is written. On SIGTERM or SIGINT, the process ends with exit code
-    0, after a record of phase ``done`` with the results of the last test, if there was one.
+    Every test writes a progress record with the phase ``evaluating``. When the first checkpoint is
+    found, a record with this phase but without ``step`` is written. On SIGTERM or SIGINT, the
+    process ends with exit code 0, after a record of phase ``done`` with the results of the last
+    test, if there was one.
     """
     newest = Results(task_name)
 

@@ -192,7 +192,10 @@ class Loop:
         return outcome
 
     def _count(self, most: int) -> int:
-        """Return how many steps to make at once, at most to the next epoch, checkpoint or event."""
+        """Return how many steps, up to ``most``, to run at once.
+
+        They do not pass the end of the epoch or the next checkpoint or event.
+        """
         step = self.position.step
         if step == 0:
             return 1  # report the first step at once

@@ -307,7 +307,7 @@ class Settings:
     )
 
     checkpoint_dir: Path = folder(  # noqa: RUF009
-        "folder of the checkpoints, written by the chief; training resumes from the newest "
+        "folder for the checkpoints, written by the chief; training resumes from the newest "
         "one that any rank has",
         default="checkpoints",
     )
@@ -334,7 +334,7 @@ class Settings:
         "epochs between evaluations; 0: only at the end", 0, 1_000_000, default=1
     )
     model_dir: Path = folder(  # noqa: RUF009
-        "folder of the trained model", default="model"
+        "folder for the trained model", default="model"
     )
     export: str = one_of(
         "format of the trained model: model.keras, a SavedModel in saved_model/, both or none",

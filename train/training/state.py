@@ -61,8 +61,8 @@ class TrainingState:
         """Return numpy arrays of all variables, by name.
 
         They are read from a replica of this rank, because all replicas hold the same values after
-        every step. Types that numpy does not support, such as bfloat16, become whole numbers with
-        the same bits.
+        every step. Values of types that numpy does not support, such as bfloat16, become integers
+        with the same bits.
         """
         arrays = [
             array.view(f"u{array.itemsize}") if array.dtype.kind == "V" else array

@@ -18,7 +18,7 @@ from train.host import processes, rank_environment
 pytestmark = pytest.mark.tensorflow
 
 #: The message if other tests have jobs on this machine, and the seconds to wait for these.
-BESIDE, PATIENCE = "skipping the part collectives because of running jobs", 300.0
+BESIDE, PATIENCE = 'skipping the part "collectives" because of running jobs', 300.0
 
 
 def ranks_of(lab: Lab) -> list[int]:

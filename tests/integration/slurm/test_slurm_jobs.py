@@ -109,7 +109,7 @@ def test_a_job_at_its_time_limit_is_requeued_and_continues(cluster: SlurmCluster
     )
     fields = cluster.wait(job, ENDED, 600)
     assert fields["JobState"] == "COMPLETED", cluster.output(job)
-    assert "because Slurm has restarted this job" in cluster.output(job)
+    assert "because Slurm has restarted its batch job" in cluster.output(job)
     for log in logs(cluster, job):
         saved = {line.split()[-1] for line in log.splitlines() if line.startswith("saved step")}
         begun = {line.split()[-1] for line in log.splitlines() if line.startswith("begins")}

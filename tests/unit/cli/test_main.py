@@ -15,6 +15,7 @@ import pytest
 from tests.support.lab import REPOSITORY
 from train.cli import ansible_options, commands, suggesting
 from train.cli.ansible_options import parse_variables
+from train.cli.job import Job
 from train.cli.main import build_parser, main
 from train.gang import suggestions
 
@@ -211,8 +212,8 @@ def test_a_job_that_slurm_has_restarted_continues(
     def note(name: str) -> Any:
         return lambda *words, **given: called.append((name, given["variables"]))
 
-    monkeypatch.setattr(commands.Job, "start", note("start"))
-    monkeypatch.setattr(commands.Job, "restart", note("restart"))
+    monkeypatch.setattr(Job, "start", note("start"))
+    monkeypatch.setattr(Job, "restart", note("restart"))
     monkeypatch.setattr(commands, "_watch", lambda job, args: 0)
     words = ["run", "--slurm", "--job", "mine", "-e", f"train_job_runs_dir={tmp_path / 'runs'}"]
     assert ended(words) == 0

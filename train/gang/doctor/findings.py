@@ -188,7 +188,7 @@ def _limits(host: str, checkup: Checkup) -> Found:
             WARNING, "little-memory", host, found, f"{MIN_MEMORY} MiB or more", "add memory"
         )
     if checkup["usable_cores"] < checkup["cores"]:
-        found = f"the host may use only {checkup['usable_cores']:g} of its {checkup['cores']} cores"
+        found = f"processes are limited to {checkup['usable_cores']:g} of {checkup['cores']} cores"
         bad = WARNING if checkup["usable_cores"] < 1 else INFO
         remedy = "raise cpu.max of the control group (systemd: CPUQuota, Docker: --cpus)"
         yield _finding(bad, "cpu-limit", host, found, "all cores", remedy)

@@ -158,7 +158,10 @@ class FollowedGang(Ranks):
             self._journal.write(straggler=asdict(slow))
 
     def _judge(self, now: float) -> GangOutcome | None:
-        """Return how the job ended, or None if that is not decided yet. Show due notices."""
+        """Return how the job ended, or None if that is not decided yet.
+
+        Show the notices that are due.
+        """
         self._reachability.check(now)
         self._notices.missing_chief()
         self._journal.write_metrics(self.views, now)

@@ -236,7 +236,7 @@ def _what_to_do(failure: causes.Failure, job: str) -> str:
 
 
 def _reported(by: View | None) -> str:
-    """Describe the end of a rank that shows another rank's fault; empty without such a rank."""
+    """Describe how ``by`` ended, whose error points to the faulty rank; empty if ``by`` is None."""
     return f": {by.target.task} on {by.target.host} {by.state.get('reason')}" if by else ""
 
 

@@ -23,7 +23,7 @@ _OF_ANOTHER_VERSION = (
 )
 _MIGRATE = " (https://www.tensorflow.org/guide/migrate)"
 _ONE_PATH = (
-    "several ranks wrote to the same path: save in the chief to $TRAIN_MODEL_DIR, and in "
+    "several ranks wrote to the same path: let only the chief save, to $TRAIN_MODEL_DIR, and in "
     "every other rank to a separate folder (docs/your-script.md)"
 )
 

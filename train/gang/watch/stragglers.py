@@ -241,7 +241,7 @@ class Stragglers:
         factor = now.exchange / max(best.exchange, 1e-3)
         evidence = [
             f"the host of {task} ({self._hosts[task]}) retransmitted {share:.1%} of its TCP "
-            "segments, because its link, or that of the rank it sends to, loses packets"
+            "segments, because its own link, or that of the host it sends to, loses packets"
             for task, share in _resending(self._readings)
         ]
         text = (

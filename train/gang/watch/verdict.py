@@ -173,7 +173,7 @@ class Verdict:
         """Return the outcome of a job in which ``view`` trained alone while the others waited."""
         others = [other for other in self._training if other.phase != records.COMPLETED]
         named = ", ".join(other.target.task for other in others)
-        reason = f"{doubts.TRAINED_ALONE}; {named} waited for it"
+        reason = f"{doubts.TRAINED_ALONE}; {named} waited for this rank"
         return failed_at(self.views, view, now=now, cause=cause_names.ALONE, reason=reason)
 
     def _overdue(self, view: View, now: float) -> PeerFinding | None:

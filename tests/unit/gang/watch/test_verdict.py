@@ -101,7 +101,7 @@ def test_a_rank_that_trains_alone_is_named_and_waited_for_in_vain(gang: Make) ->
     watched = gang(hosts, start_timeout=1.0)
     outcome = watched.follow()
     assert (outcome.state, outcome.root_cause, outcome.cause) == ("failed", "worker-1", "alone")
-    assert "worker-0 waited for it" in outcome.message
+    assert "worker-0 waited for this rank" in outcome.message
     assert "leave TF_CONFIG unchanged" in outcome.message
     (said,) = [one for one in notices_of(watched) if one["kind"] == "alone"]
     assert said["task"] == "worker-1"
