@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import itertools
 import json
 import os
 import re
@@ -230,18 +231,26 @@ def check_worker(*arguments: str, folder: Path = REPOSITORY) -> subprocess.Compl
 
 
 #: The short names of variables in playbooks for clouds.
-OF_CLOUDS = {"state", "project", "cluster", "count", "cloud_max_hours", "zones"}
+OF_CLOUDS = {
+    "gcp": {"state", "project", "cluster", "count", "cloud_max_hours", "zones"},
+    "aws": {"state", "cluster", "count", "cloud_max_hours", "zones"},
+}
 
 
-def test_the_playbooks_for_clouds_take_every_variable() -> None:
-    given = [words for words in commands(doc("cloud")) if words[0] == "ansible-playbook"]
-    of_clouds = [words for words in given if words[-1].partition("=")[1]]
-    assert len(of_clouds) >= 5
-    for words in of_clouds:
-        names = set(parse_variables(words[words.index("-e") + 1 :: 2])[0])
-        assert names <= OF_CLOUDS | KNOWN, words
-    text = (REPOSITORY / "playbooks/gcp.yml").read_text()
-    assert all(f"-e {name}=" in text for name in OF_CLOUDS)
+@pytest.mark.parametrize("cloud", OF_CLOUDS)
+def test_the_playbooks_for_clouds_take_every_variable(cloud: str) -> None:
+    playbook = f"playbooks/{cloud}.yml"
+    given = [words for words in commands(doc("cloud")) if playbook in words]
+    assert len(given) >= 3
+    known = {name for name in KNOWN if name.startswith(f"{cloud}_instances_")}
+    for words in given:
+        assert words[0] == ".venv/bin/ansible-playbook", words
+        values = [value for option, value in itertools.pairwise(words) if option == "-e"]
+        names = set(parse_variables(values)[0])
+        assert "state" in names, words
+        assert names <= OF_CLOUDS[cloud] | known, words
+    text = (REPOSITORY / playbook).read_text()
+    assert all(f"-e {name}=" in text for name in OF_CLOUDS[cloud])
 
 
 @functools.cache
