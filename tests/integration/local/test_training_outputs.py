@@ -290,7 +290,7 @@ def test_first_weights_are_those_of_another_training(
         name: start_gang(start, tmp_path / name, *still, *options, workers=workers.get(name, 1))
         for name, options in runs.items()
     }
-    wrong = {"missing": "no nowhere.npz", "damaged": "cannot be read: "}
+    wrong = {"missing": "no such file: nowhere.npz", "damaged": "cannot be read: "}
     for name, gang in ranks.items():
         codes = {rank.end() for rank in gang}
         # When one rank ends with the error, another may lose its peer before it sees the error.
