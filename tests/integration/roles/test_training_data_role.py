@@ -128,7 +128,10 @@ REFUSED: list[tuple[list[dict[str, Any]], str]] = [
     ([GOOD, {**NAMED, "unpack": True}], "cannot be unpacked"),
     ([GOOD, {"name": "x", "mounted": "mnt"}], "absolute path"),
     ([GOOD, {"name": "x", "mounted": "/tmp"}], "not on a mounted filesystem. Mount the filesystem"),
-    ([GOOD, {"name": "x", "mounted": "/nowhere"}], "No such file or directory. Mount the filesystem"),
+    (
+        [GOOD, {"name": "x", "mounted": "/nowhere"}],
+        "No such file or directory. Mount the filesystem",
+    ),
     ([GOOD, {**NAMED, "src": "nowhere"}], "does not exist"),
     ([GOOD, {**NAMED, "src": "source/large"}], "needs sha256"),
     ([GOOD, {**NAMED, "dest": "good/y"}], "contains another destination"),
