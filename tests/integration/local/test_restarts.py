@@ -171,7 +171,10 @@ def test_between_two_attempts_the_control_node_breaks_off_and_the_job_is_stopped
     run = attached.end()
     assert stopped.process.wait() == 0
     assert (run.code, run.result["state"]) == (3, "stopped"), run.result
-    assert run.result["message"].startswith("the job was stopped by ")
+    # On a slow machine, the next attempt may have been about to start.
+    assert run.result["message"].startswith(
+        ("the job was stopped by ", "the job was stopped before")
+    )
     assert job_processes(lab.root) == []
 
     again = Command(*lab.words("restart", "--json", "between")).end()

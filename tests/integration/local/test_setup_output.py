@@ -67,6 +67,8 @@ def setup_command(folder: Path, name: str = "setup.yml") -> tuple[list[str], dic
     plugin.parent.mkdir(parents=True)
     plugin.write_text(short, "utf-8")
     (folder / "playbooks").mkdir()
+    # The configuration names an inventory plugin of the collection.
+    (folder / "playbooks/collections").symlink_to(REPOSITORY / "playbooks/collections")
     (folder / "ansible.cfg").write_text((REPOSITORY / "ansible.cfg").read_text("utf-8"))
     interpreter = {"ansible_python_interpreter": "{{ ansible_playbook_python }}"}
     variables = {"who": "{{ inventory_hostname }}", **interpreter}
