@@ -107,7 +107,7 @@ class Aws:
         listed = [{"Key": key, "Value": value} for key, value in tags.items()]
         made = self.ec2.run_instances(
             ImageId=self.ec2.describe_images(Owners=["self"])["Images"][0]["ImageId"],
-            InstanceType="t3.micro",
+            InstanceType="g4dn.xlarge",
             MinCount=1,
             MaxCount=1,
             TagSpecifications=[{"ResourceType": "instance", "Tags": listed}],

@@ -233,7 +233,7 @@ def check_worker(*arguments: str, folder: Path = REPOSITORY) -> subprocess.Compl
 #: The short names of variables in playbooks for clouds.
 OF_CLOUDS = {
     "gcp": {"state", "project", "cluster", "count", "cloud_max_hours", "zones"},
-    "aws": {"state", "cluster", "count", "cloud_max_hours", "zones"},
+    "aws": {"state", "region", "cluster", "count", "cloud_max_hours", "zones"},
 }
 
 

@@ -56,7 +56,7 @@ class Cloud:
             "aws_instances_image_owner": "self",
             "aws_instances_owner": "ada",
             "aws_instances_ssh_public_key": f"{key}.pub",
-            "aws_instances_ssh_sources": ["192.0.2.7/32"],
+            "aws_instances_ssh_sources": ["192.0.2.7"],
             "aws_instances_replace_host_keys": False,
         }
         self.environment = {
@@ -124,9 +124,10 @@ def test_a_cluster_from_its_plan_to_its_end(cloud: Cloud) -> None:
 
     planned = cloud.run("present", "--check", **given).checked()
     assert "Would create: worker-0, spare-0" in planned.shown
-    assert "2 instances (g4dn.xlarge) x 1 GPUs x at most 5 hours = 10 GPU hours" in planned.shown
-    assert "10 instance hours" in planned.shown
-    assert "2 disks x 200 GB until -e state=absent" in planned.shown
+    assert (
+        "To be paid for: 2 GPUs and 2 g4dn.xlarge for up to 5 hours: 2 x 5 = 10 GPU hours, "
+        "2 x 5 = 10 instance hours. Disks are charged until the cluster is absent." in planned.shown
+    )
     assert planned.changed > 0
     assert (aws.instances(), cloud.groups, cloud.keys.exists()) == ([], [], False)
     assert aws.actions("Create", "Run", "Authorize") == []
@@ -138,6 +139,7 @@ def test_a_cluster_from_its_plan_to_its_end(cloud: Cloud) -> None:
         tags = tags_of(instance)
         assert tags["Name"] == tags["train-task"] + "-0"
         assert (tags["train-cluster"], tags["train-owner"]) == ("train", "ada")
+        assert tags["train-max-hours"] == "5"
         assert instance["InstanceType"] == "g4dn.xlarge"
         (disk,) = instance["BlockDeviceMappings"]
         assert disk["Ebs"]["DeleteOnTermination"]
@@ -179,8 +181,11 @@ def test_a_cluster_from_its_plan_to_its_end(cloud: Cloud) -> None:
         (1024, 65535): ([], [group["GroupId"]]),
     }
 
-    again = cloud.run("present", **given).checked()
+    # The hours of existing instances are those with which they were created.
+    again = cloud.run("present", **{**given, "cloud_max_hours": 9}).checked()
     assert again.changed == 0
+    assert again.shown.count("powers off 5 hours after its start") == 2
+    assert "9 hours" not in again.shown
     assert "To be paid for" not in again.shown
     assert aws.actions("Create", "Run", "Delete", "Authorize", "Revoke", "Modify") == []
 
@@ -191,14 +196,30 @@ def test_a_cluster_from_its_plan_to_its_end(cloud: Cloud) -> None:
 def test_clusters_are_listed_and_one_of_them_stopped_and_started(cloud: Cloud) -> None:
     aws = cloud.aws
     worker, other = aws.instance("train", "worker"), aws.instance("forgotten", "worker")
+    tags = [{"Key": "train-cluster", "Value": "gone"}]
+    leftover = {"ResourceType": "security-group", "Tags": tags}
+    aws.ec2.create_security_group(
+        GroupName="train-gone", Description="left", TagSpecifications=[leftover]
+    )
     shown = cloud.run("list").checked().shown
     for cluster, instance in (("train", worker), ("forgotten", other)):
-        assert f"cluster {cluster}: worker-0 ({instance}), t3.micro in {REGION}" in shown
-    assert shown.count("running, started 0.0 hours ago by bob") == 2
+        assert f"cluster {cluster}, worker-0 ({instance}), {REGION}" in shown
+    assert shown.count("g4dn.xlarge, running, created 0.0 hours ago, owner bob") == 2
+    assert "Security groups of clusters without instances: train-gone. Delete them with" in shown
+    elsewhere = cloud.run("list", region="eu-west-3").checked().shown
+    assert "No instance in eu-west-3 has the tag train-cluster" in elsewhere
 
+    planned = cloud.run("stopped", "--check").checked()
+    assert "Would stop: worker-0. Their disks still cost money" in planned.shown
+    assert planned.changed == 1
     stopped = cloud.run("stopped").checked()
     assert "Stopped: worker-0. Their disks still cost money" in stopped.shown
     assert [one["InstanceId"] for one in aws.instances("stopped")] == [worker]
+    assert "are stopped already" in cloud.run("stopped").checked().shown
+
+    shown = cloud.refused("present", count=1, aws_instances_type="g5.xlarge", aws_instances_gpus=1)
+    assert "The cluster train has worker-0 (g4dn.xlarge) already" in shown
+    assert aws.actions("Create", "Run", "Start", "Authorize") == []
 
     # The instance was not created from this machine.
     shown = cloud.refused("present", count=1)
@@ -211,11 +232,12 @@ def test_clusters_are_listed_and_one_of_them_stopped_and_started(cloud: Cloud) -
     started = cloud.run("present", count=1).checked()
     assert "Creating: nothing" in started.shown
     assert "Starting: worker-0" in started.shown
+    assert "Without a known limit, and not counted: worker-0" in started.shown
     assert len(aws.instances("running")) == 2
 
-    cloud.run("absent", "--check").checked()
+    assert "Would delete: worker-0" in cloud.run("absent", "--check", count=0).checked().shown
     assert len(aws.instances()) == 2
-    assert "Removed: worker-0, train-train." in cloud.run("absent").checked().shown
+    assert "Deleted: worker-0, train-train." in cloud.run("absent").checked().shown
     assert [one["InstanceId"] for one in aws.instances()] == [other]
     assert cloud.run("absent").checked().changed == 0
 
@@ -249,6 +271,8 @@ def test_the_inventory_groups_the_running_instances(cloud: Cloud) -> None:
             assert variables["train_job_address"] == instance["PrivateIpAddress"]
             assert variables["aws_instance_id"] == instance["InstanceId"]
             assert variables["train_job_port"] == 12345
+            options = variables["ansible_ssh_common_args"].split()
+            assert {"StrictHostKeyChecking=yes", "GlobalKnownHostsFile=/dev/null"} <= set(options)
 
 
 def test_a_run_that_is_interrupted_after_the_first_instance(cloud: Cloud) -> None:
@@ -298,7 +322,7 @@ def test_zones_without_capacity(cloud: Cloud) -> None:
     shown = cloud.refused("present", count=3, zones=zones)
     assert f"No zone is left to try of {REGION}a, {REGION}b" in shown
     assert f"Try -e zones={REGION}c, or another aws_instances_type or aws_instances_region" in shown
-    assert "removes the security group train-train and worker-0, worker-1" in shown
+    assert "deletes the security group train-train and worker-0, worker-1" in shown
 
 
 def test_quotas_and_spot_instances(cloud: Cloud) -> None:
@@ -332,6 +356,7 @@ CASES: list[tuple[str, dict[str, Any], tuple[str, str, str] | None]] = [
     ),
     ("No image in eu-west-2 has the name", {"aws_instances_image_name": "none"}, None),
     ("Choose from these", {"zones": "us-east-1a"}, None),
+    ("not the whole internet", {"aws_instances_ssh_sources": ["0.0.0.0/0"]}, None),
     ("The number of GPUs of a p3.2xlarge is unknown", {"aws_instances_type": "p3.2xlarge"}, None),
 ]
 
@@ -346,6 +371,15 @@ def test_an_error_has_one_message_with_its_remedy(
     assert words in cloud.refused("present", **given)
     cloud.aws.refusals.clear()
     assert cloud.aws.instances() == []
+
+
+def test_a_missing_package_is_one_message_with_the_command(cloud: Cloud) -> None:
+    (cloud.folder / "boto3.py").write_text("raise ImportError")
+    cloud.environment["PYTHONPATH"] = f"{cloud.folder}:{QUICK}"
+    shown = cloud.refused("list")
+    assert "The modules for AWS need boto3" in shown
+    assert "-m pip install boto3" in shown
+    assert cloud.aws.calls == []
 
 
 @pytest.mark.docker

@@ -115,9 +115,9 @@ def test_from_present_over_setup_and_a_job_to_absent(
     assert "2 x 3 = 6 GPU hours" in made.shown
     assert made.shown.index("GPU hours") < made.shown.index("Create in zone")
     assert containers.left() != []
-    timer = containers.exec("worker-0", "systemctl list-timers --all train-lifetime.timer")
-    assert "train-lifetime.service" in timer
-    assert containers.exec("worker-0", "systemctl show train-lifetime.timer -p TimersMonotonic")
+    timer = containers.exec("worker-0", "systemctl list-timers --all train-max-hours.timer")
+    assert "train-max-hours.service" in timer
+    assert containers.exec("worker-0", "systemctl show train-max-hours.timer -p TimersMonotonic")
     real = containers.exec("worker-1", "cat /etc/ssh/ssh_host_ed25519_key.pub").split()[1]
     number = cloud.instances["europe-west2-a", "worker-1"]["id"]
     assert f"gcp-{number} ssh-ed25519 {real}" in operator.known_hosts.read_text()
@@ -183,7 +183,7 @@ def test_a_run_that_is_interrupted_is_removed_by_its_label(
     assert len(containers.left()) == 1
     # As if it were of another day, with other settings.
     removed = operator.gcp("absent", count=1, zones="europe-west2-c").checked()
-    assert "Delete worker-0" in removed.shown
+    assert "Deleting: worker-0" in removed.shown
     assert (cloud.names(), containers.left(), cloud.firewalls) == ([], [], {})
 
 
@@ -193,8 +193,12 @@ def test_a_cluster_is_planned_created_kept_listed_stopped_and_removed(
     gang = {"gcp_instances_others": {"chief": 1, "spare": 1}, "count": 1}
 
     planned = operator.gcp("present", "--check", **gang).checked()
-    assert "Create chief-0, worker-0, spare-0 in europe-west2-a" in planned.shown
+    assert "Would create: chief-0, worker-0, spare-0" in planned.shown
+    assert "Would create spare-0 in the first of these zones that has capacity: europe-west2-a" in (
+        planned.shown
+    )
     assert "3 x 24 = 72 GPU hours" in planned.shown
+    assert planned.changed > 0
     assert (cloud.names(), cloud.firewalls, operator.known_hosts.exists()) == ([], {}, False)
     assert {r for r in cloud.requests if not r.startswith("GET ")} == {"POST /token"}
 
@@ -204,9 +208,12 @@ def test_a_cluster_is_planned_created_kept_listed_stopped_and_removed(
     check_rules(cloud)
     assert len(operator.known_hosts.read_text().splitlines()) == 3
 
-    again = operator.gcp("present", **gang).checked()
+    # The hours of existing instances are those with which they were created.
+    again = operator.gcp("present", **gang, cloud_max_hours=5).checked()
     assert again.changed == 0, again.output
     assert "GPU hours" not in again.shown
+    assert again.shown.count("powers off 24 hours after its start") == 3
+    assert "5 hours" not in again.shown
 
     words = ["ansible-inventory", "-i", str(operator.inventory()), "--list"]
     listed = json.loads(run(*words).stdout)
@@ -230,19 +237,26 @@ def test_a_cluster_is_planned_created_kept_listed_stopped_and_removed(
     operator.gcp("absent", cluster="other").checked()
     assert len(cloud.names()) == 3
 
+    doomed = operator.gcp("stopped", "--check").checked()
+    assert "Would stop: chief-0, spare-0, worker-0. Their disks still cost money" in doomed.shown
+    assert doomed.changed == 1
     assert operator.gcp("stopped").checked().changed == 1
     assert {one["status"] for one in cloud.instances.values()} == {"TERMINATED"}
     labels = {one["labels"]["train_task"] for one in cloud.instances.values()}
     assert labels == {"chief", "worker", "spare"}
-    started = operator.gcp("present", **gang).checked()
-    assert "Start chief-0, spare-0, worker-0" in started.shown
+    assert "are stopped already" in operator.gcp("stopped").checked().shown
+    started = operator.gcp("present", **gang, cloud_max_hours=5).checked()
+    assert "Starting: chief-0, spare-0, worker-0" in started.shown
+    assert "3 x 24 = 72 GPU hours" in started.shown
     assert {one["status"] for one in cloud.instances.values()} == {"RUNNING"}
 
     doomed = operator.gcp("absent", "--check").checked()
-    assert "Delete chief-0, spare-0, worker-0, train-train-ssh" in doomed.shown
+    assert "Would delete: chief-0, spare-0, worker-0, train-train-ssh" in doomed.shown
+    assert doomed.changed > 0
     assert (len(cloud.names()), len(cloud.firewalls)) == (3, 3)
     operator.gcp("absent").checked()
     assert (cloud.names(), cloud.firewalls) == ([], {})
+    assert "has no instances in the project" in operator.gcp("stopped").checked().shown
 
 
 def check_instance(instance: dict[str, Any], operator: Operator) -> None:
@@ -256,6 +270,7 @@ def check_instance(instance: dict[str, Any], operator: Operator) -> None:
         "train_cluster": "train",
         "train_task": "worker",
         "train_owner": "ada-lovelace",
+        "train_max_hours": "24",
     }
     assert instance["scheduling"]["onHostMaintenance"] == "TERMINATE"
     assert instance["tags"]["items"] == ["train-train"]
@@ -325,6 +340,7 @@ def test_the_next_zone_is_tried_if_one_has_no_capacity(
         ("machine type", "The machine type m99 does not exist in the zone"),
         ("accelerator", "The zone has no accelerator nvidia-abacus for this machine type"),
         ("no SSH key", "create a key with `ssh-keygen -t ed25519`"),
+        ("no package", "-m pip install google-auth requests"),
     ],
 )
 def test_a_mistake_is_one_message_with_its_remedy(
@@ -353,6 +369,9 @@ def test_a_mistake_is_one_message_with_its_remedy(
         given["gcp_instances_accelerator_type"] = "nvidia-abacus"
     elif case == "no SSH key":
         given["gcp_instances_ssh_public_key"] = str(operator.folder / "none.pub")
+    elif case == "no package":
+        (operator.folder / "requests.py").write_text("raise ImportError")
+        monkeypatch.setenv("PYTHONPATH", str(operator.folder))
     refused = operator.gcp("present", count=1, **given)
     assert refused.code == 2, refused.output
     assert message in refused.shown

@@ -59,10 +59,27 @@ def test_the_instances_are_named_after_their_tasks() -> None:
             {"gcp_instances_accelerator_type": ""},
             "2 n1-standard-4 for up to 24 hours: 2 x 24 = 48 instance hours.",
         ),
+        # Stopped instances have the hours with which they were created.
+        (
+            {
+                "gcp_instances_max_hours": 5,
+                "gcp_instances_count": 3,
+                "existing": {"worker-0": {"train_max_hours": "24"}, "worker-1": {}},
+            },
+            "2 GPUs (nvidia-tesla-t4) and 2 n1-standard-4 for up to 24 hours: 1 x 5 + 1 x 24 = 29 "
+            "GPU hours, 1 x 5 + 1 x 24 = 29 instance hours. Without a known limit, and not "
+            "counted: worker-1. Disks are charged",
+        ),
     ],
 )
 def test_what_is_paid_for(given: dict[str, Any], expected: str) -> None:
-    assert templated("__gcp_instances_cost", **given).startswith(expected)
+    instances = [
+        {"name": name, "state": "TERMINATED", "labels": {"train_cluster": "train", **labels}}
+        for name, labels in given.get("existing", {}).items()
+    ]
+    found = {"instances": instances}
+    cost = templated("__gcp_instances_cost", __gcp_instances_found=found, **given)
+    assert cost.startswith(expected)
 
 
 @pytest.mark.parametrize(
