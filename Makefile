@@ -68,10 +68,10 @@ test: .venv/dev.stamp
 	$(PYTEST) $(HOST_TESTS:%=--ignore=%) $(ARGS)
 
 hosts: .venv/dev.stamp
-	$(PYTEST) $(HOST_TESTS) $(ARGS)
+	$(PYTEST) -m "not soak" $(HOST_TESTS) $(ARGS)
 
 # The long forms of the randomized tests, and of the tests of a control node without a network and of Slurm's time
-# limit. They run in one process with their output shown.
+# limit. They run in one process with their output shown. Then all tests of cloud instances.
 soak: export SOAK_FAULTS ?= 50
 soak: export SOAK_KILLS ?= 20
 soak: export KILL_POINTS ?= 20
@@ -80,6 +80,7 @@ soak: export SLURM_REAL_LIMIT ?= 1
 soak: .venv/dev.stamp
 	$(BIN)/python -m pytest -s tests/integration/ssh/test_faults.py tests/integration/local/test_training_resume.py \
 	  tests/integration/slurm/test_slurm_jobs.py $(ARGS)
+	$(PYTEST) tests/integration/cloud $(ARGS)
 
 # Creates the hosts at the start, and removes them at the end, also after Ctrl-C.
 molecule: .venv/dev.stamp

@@ -1,6 +1,7 @@
 """``playbooks/aws.yml`` and ``inventory/aws`` against moto's server.
 
-The real service was never used.
+The real service was never used. Tests with the mark ``soak`` run in ``make soak`` only, because each
+module of amazon.aws takes a second of CPU time to load.
 """
 
 from __future__ import annotations
@@ -193,6 +194,7 @@ def test_a_cluster_from_its_plan_to_its_end(cloud: Cloud) -> None:
     cloud.assert_nothing_left()
 
 
+@pytest.mark.soak
 def test_clusters_are_listed_and_one_of_them_stopped_and_started(cloud: Cloud) -> None:
     aws = cloud.aws
     worker, other = aws.instance("train", "worker"), aws.instance("forgotten", "worker")
@@ -275,6 +277,7 @@ def test_the_inventory_groups_the_running_instances(cloud: Cloud) -> None:
             assert {"StrictHostKeyChecking=yes", "GlobalKnownHostsFile=/dev/null"} <= set(options)
 
 
+@pytest.mark.soak
 def test_a_run_that_is_interrupted_after_the_first_instance(cloud: Cloud) -> None:
     process = subprocess.Popen(
         cloud.command("present"),
@@ -304,6 +307,7 @@ def test_a_run_that_is_interrupted_after_the_first_instance(cloud: Cloud) -> Non
     cloud.assert_nothing_left()
 
 
+@pytest.mark.soak
 def test_zones_without_capacity(cloud: Cloud) -> None:
     subnets = cloud.aws.ec2.describe_subnets()["Subnets"]
     subnet = {one["AvailabilityZone"]: one["SubnetId"] for one in subnets}
@@ -325,6 +329,7 @@ def test_zones_without_capacity(cloud: Cloud) -> None:
     assert "deletes the security group train-train and worker-0, worker-1" in shown
 
 
+@pytest.mark.soak
 def test_quotas_and_spot_instances(cloud: Cloud) -> None:
     cloud.aws.refuse("RunInstances", "VcpuLimitExceeded", InstanceType="g4dn.xlarge")
     shown = cloud.refused("present", aws_instances_spot=True)
@@ -361,6 +366,7 @@ CASES: list[tuple[str, dict[str, Any], tuple[str, str, str] | None]] = [
 ]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("words", "given", "refusal"), CASES, ids=lambda value: str(value)[:40])
 def test_an_error_has_one_message_with_its_remedy(
     cloud: Cloud, words: str, given: dict[str, Any], refusal: tuple[str, str, str] | None
@@ -373,6 +379,7 @@ def test_an_error_has_one_message_with_its_remedy(
     assert cloud.aws.instances() == []
 
 
+@pytest.mark.soak
 def test_a_missing_package_is_one_message_with_the_command(cloud: Cloud) -> None:
     (cloud.folder / "boto3.py").write_text("raise ImportError")
     cloud.environment["PYTHONPATH"] = f"{cloud.folder}:{QUICK}"
@@ -382,6 +389,7 @@ def test_a_missing_package_is_one_message_with_the_command(cloud: Cloud) -> None
     assert cloud.aws.calls == []
 
 
+@pytest.mark.soak
 @pytest.mark.docker
 def test_the_host_key_is_replaced_over_a_verified_login(cloud: Cloud, tmp_path: Path) -> None:
     with running_testbed(1, tmp_path / "bed", systemd=True) as bed:

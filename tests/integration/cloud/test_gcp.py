@@ -187,6 +187,7 @@ def test_a_run_that_is_interrupted_is_removed_by_its_label(
     assert (cloud.names(), containers.left(), cloud.firewalls) == ([], [], {})
 
 
+@pytest.mark.soak
 def test_a_cluster_is_planned_created_kept_listed_stopped_and_removed(
     cloud: GoogleCloud, operator: Operator
 ) -> None:
@@ -305,6 +306,7 @@ def check_rules(cloud: GoogleCloud) -> None:
     }
 
 
+@pytest.mark.soak
 def test_the_next_zone_is_tried_if_one_has_no_capacity(
     cloud: GoogleCloud, operator: Operator
 ) -> None:
@@ -328,6 +330,7 @@ def test_the_next_zone_is_tried_if_one_has_no_capacity(
     assert cloud.firewalls["train-train-ssh"]["sourceRanges"] == ["192.0.2.1/32"]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("case", "message"),
     [

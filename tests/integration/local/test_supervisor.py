@@ -133,15 +133,19 @@ def test_temporary_files_of_a_script_go_with_it_unless_its_environment_has_it_ot
 ) -> None:
     script = tmp_path / "main.py"
     script.write_text(TEMPORARY)
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        own = {"TMPDIR": str(tmp_path)}
+    # The paths are short, because the script creates sockets there.
+    with (
+        tempfile.TemporaryDirectory(dir="/tmp") as folder,
+        tempfile.TemporaryDirectory(dir="/tmp") as own_folder,
+    ):
+        own = {"TMPDIR": own_folder}
         for task, environment in (("worker-0", {}), ("worker-1", own)):
             rank_dir = bare_ranks.stage(Path(folder), task, script, environment=environment)
             bare_ranks.start(rank_dir)
             assert bare_ranks.end(rank_dir)["exit_code"] == 0
             made = Path((rank_dir / rank_files.LOG_FILE).read_text().strip())
             if environment:
-                assert made.parent == tmp_path
+                assert made.parent == Path(own_folder)
                 assert made.exists()
             else:
                 assert made.parent == rank_dir / temporary.NAME
