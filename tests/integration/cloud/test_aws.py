@@ -1,7 +1,7 @@
 """``playbooks/aws.yml`` and ``inventory/aws`` against moto's server.
 
-The real service was never used. Tests with the mark ``soak`` run in ``make soak`` only, because each
-module of amazon.aws takes a second of CPU time to load.
+The real service was never used. Tests with the mark ``soak`` run in ``make soak`` only, because
+each module of amazon.aws takes a second of CPU time to load.
 """
 
 from __future__ import annotations
