@@ -106,8 +106,15 @@ def dockers(begin: Sequence[str], end: Sequence[str]) -> AbstractContextManager[
 
 
 def paused(host: Host) -> AbstractContextManager[None]:
-    """Freeze a host."""
-    return dockers(("pause", host.container), ("unpause", host.container))
+    """Freeze a host. A busy kernel does not freeze it at the first try."""
+
+    def freeze() -> bool:
+        return docker("pause", host.container, check=False).returncode == 0
+
+    return between(
+        lambda: wait_until(freeze, "the host freezes", 30),
+        partial(docker, "unpause", host.container),
+    )
 
 
 def off(host: Host) -> AbstractContextManager[None]:

@@ -125,7 +125,7 @@ REFUSED: list[tuple[list[dict[str, Any]], str]] = [
     ([GOOD, {**NAMED, "dest": "/y"}], "below training_data_root"),
     ([GOOD, {**NAMED, "sha256": "abc"}], "64 hexadecimal"),
     ([GOOD, {**NAMED, "dataset": "imagenet"}], "fashion-mnist"),
-    ([GOOD, {**NAMED, "unpack": True}], "cannot be unpacked"),
+    ([GOOD, {**NAMED, "unpack": True}], "unpack must be false"),
     ([GOOD, {"name": "x", "mounted": "mnt"}], "absolute path"),
     ([GOOD, {"name": "x", "mounted": "/tmp"}], "not on a mounted filesystem. Mount the filesystem"),
     (
@@ -133,7 +133,7 @@ REFUSED: list[tuple[list[dict[str, Any]], str]] = [
         "No such file or directory. Mount the filesystem",
     ),
     ([GOOD, {**NAMED, "src": "nowhere"}], "does not exist"),
-    ([GOOD, {**NAMED, "src": "source/large"}], "needs sha256"),
+    ([GOOD, {**NAMED, "src": "source/large"}], "sha256 is required for a file"),
     ([GOOD, {**NAMED, "dest": "good/y"}], "contains another destination"),
     ([GOOD, {**NAMED, "name": "good"}], "be unique"),
     ([GOOD, {**NAMED, "keras": True}], "dataset"),

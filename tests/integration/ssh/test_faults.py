@@ -71,7 +71,7 @@ def to_host(fault: Callable[[Host], AbstractContextManager[None]]) -> Cause:
     return lambda bed, host, task: fault(host)
 
 
-FOLLOWER, SSHD = "follower", "sshd"
+WATCH, SSHD = "watch", "sshd"
 #: By name, the fault of either rank; None if it must not affect the job.
 KINDS: dict[str, Fault | None] = {
     "rank": Fault(sending("KILL"), "signal", r"was killed by SIGKILL \(signal 9\)"),
@@ -89,7 +89,7 @@ KINDS: dict[str, Fault | None] = {
     "stopped": Fault(sending("STOP"), "frozen", "is stopped by a signal or a debugger"),
     "paused": Fault(to_host(faults.paused), "unreachable", "is unreachable"),
     "unplugged": Fault(to_host(faults.unplugged), "unreachable", "is unreachable"),
-    FOLLOWER: None,
+    WATCH: None,
     SSHD: None,
 }
 #: 40 steps for each fault, so that the job does not end before the last one.
@@ -163,7 +163,7 @@ def test_random_faults(ssh_lab: Labs, testbed: Testbed, undisturbed: str) -> Non
             fault, task, host = KINDS[name], f"worker-{rank}", testbed.hosts[rank]
             began = time.monotonic()
             outcome = "not felt"
-            if name == FOLLOWER:
+            if name == WATCH:
                 command.kill()
                 command, by_playbook = attached(lab, "soak", not by_playbook)
             elif fault is None:
