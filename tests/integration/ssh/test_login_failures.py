@@ -43,7 +43,7 @@ KINDS = {
 FEW = ("closed", "denied", "replaced", "sudo")
 SETUP = "playbooks/setup.yml"
 #: Seconds until a failed login is reported, and for the rest of the command on a busy machine.
-LIMIT, MARGIN = 15, 5
+LIMIT, MARGIN = 15, 10
 
 
 def _create_users(bed: Testbed) -> None:
