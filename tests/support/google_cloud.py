@@ -1,6 +1,6 @@
 """A stand-in for the parts of Google Cloud that the role gcp_instances and its inventory call.
 
-It answers as an HTTPS proxy, with certificates of its own authority, so that the modules of
+It answers as an HTTPS proxy, with certificates of a test authority, so that the modules of
 ``google.cloud`` run unchanged: `GoogleCloud.environment` has the proxy, the authority and the key
 file of a service account, whose token URI is here as well. The answers have the shape of the real
 service's. Operations take a moment. Quotas, zones without capacity and rejected keys are

@@ -207,7 +207,7 @@ _LINES = (
                 r"banner exchange: Connection"),
     ("no-commands", r"Module result deserialization failed|No start of json char found"),
 )  # fmt: skip
-#: An error from behind a jump host decides, although ssh later prints errors of its own connection.
+#: An error from behind a jump host decides, although ssh later prints errors of its connection.
 _BEHIND = re.compile(r"open failed: (?:connect failed|administratively[^:\n]*): ([^\n]+)")
 
 

@@ -45,7 +45,7 @@ def aws(server: Aws) -> Aws:
 
 
 class Cloud:
-    """Runs the playbook and the inventory like a user, with a home of its own."""
+    """Runs the playbook and the inventory like a user, with a separate home."""
 
     def __init__(self, aws: Aws, folder: Path) -> None:
         self.aws, self.folder, self.keys = aws, folder, folder / "home/.ssh/train-aws"

@@ -1,4 +1,4 @@
-"""Host lists with slots: what is read, what is refused by line, what Ansible makes of it."""
+"""Host lists with slots: reading, refusals that name the line, the inventory in Ansible."""
 
 from __future__ import annotations
 

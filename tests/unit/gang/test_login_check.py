@@ -1,4 +1,4 @@
-"""Logins before a task starts work: what is said of one that fails."""
+"""Logins before a task starts work, and messages about those that fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports of hosts: what is right passes, and what cannot be is refused."""
+"""Reports of hosts: valid ones pass, and impossible ones are refused."""
 
 from __future__ import annotations
 

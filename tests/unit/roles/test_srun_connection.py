@@ -98,7 +98,7 @@ def test_files_are_sent_and_fetched(srun: Path, tmp_path: Path) -> None:
 
 def test_a_step_lasts_as_long_as_the_processes_of_its_command(srun: Path, tmp_path: Path) -> None:
     started = time.monotonic()
-    # Like the supervisor of a rank, this ignores SIGTERM, and has a session of its own.
+    # Like the supervisor of a rank, this ignores SIGTERM, and has a separate session.
     daemon = f"setsid sh -c 'trap \"\" TERM; echo $$ $PPID > {tmp_path}/pids; sleep 30'"
     command = f"({daemon} < /dev/null > /dev/null 2>&1 &); until [ -s {tmp_path}/pids ]; do :; done"
     assert connect(srun).exec_command(command) == (0, b"", b"")

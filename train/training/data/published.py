@@ -106,7 +106,7 @@ def open_digits() -> Data:
 #: The folder of Debian's package dataset-fashion-mnist.
 DEBIAN_FOLDERS = {"fashion-mnist": Path("/usr/share/datasets/fashion-mnist")}
 FILES = [published.file.removesuffix(".gz") for published in PUBLISHED["mnist"]]
-#: SHA-256 of the test labels, which tells the data sets apart: their files have the same names.
+#: SHA-256 of the test labels, which distinguishes the data sets: their files have the same names.
 TEST_LABELS = {name: PUBLISHED[name][3].content for name in ("mnist", "fashion-mnist")}
 
 

@@ -1,4 +1,4 @@
-"""The plan of an attempt: what is written, and what is refused before anything is."""
+"""Files that the plan of an attempt writes, and plans that are refused before that."""
 
 from __future__ import annotations
 
