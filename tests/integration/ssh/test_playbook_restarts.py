@@ -21,7 +21,8 @@ from tests.support.testbed import Rank, Testbed
 
 pytestmark = [pytest.mark.docker, pytest.mark.tensorflow]
 
-JOB = faults.slow_job(3)
+#: Slowed down, the rest of it outlasts an attach on busy cores.
+JOB = faults.slow_job(12)
 #: By the fault of worker-1, the inventory hosts that train afterwards.
 HOSTS = {"killed": ["w0", "w1"], "spare": ["w0", "s0"], "fewer": ["w0"]}
 
