@@ -17,6 +17,11 @@ options:
     description: The rendered C(TF_CONFIG) of each host.
     type: dict
     required: true
+  rank_environments:
+    description: >-
+      The variables by which each host's rank finds the others, without C(TF_CONFIG).
+    type: dict
+    required: true
   attempt:
     description: The number of the attempt, from 1.
     type: int
@@ -71,8 +76,8 @@ options:
     required: true
   settings:
     description: >-
-      Settings that are stored in the manifest: seed, Keras version, timeouts and the restart
-      policy.
+      Settings that are stored in the manifest: seed, framework, Keras version, timeouts and the
+      restart policy.
     type: dict
     required: true
   registered:
@@ -94,6 +99,7 @@ EXAMPLES = r"""
   tensorflow_ansible.cluster.gang_plan:
     placement: '{{ placement }}'
     tf_config: '{{ tf_config }}'
+    rank_environments: '{{ rank_environments }}'
     attempt: 1
     script: main.py
     module: ''
@@ -108,6 +114,7 @@ EXAMPLES = r"""
     readable_by: owner
     settings:
       seed: 0
+      framework: tensorflow
       keras: 2
       start_timeout: 0
       max_runtime: 0
@@ -143,6 +150,14 @@ archive:
   type: str
 ranks:
   description: The planned rank of each host.
+  returned: success
+  type: dict
+rank_environments:
+  description: The variables of each host's rank by which it finds the others.
+  returned: success
+  type: dict
+visible_gpus:
+  description: The values of each host's rank for C(CUDA_VISIBLE_DEVICES), or null.
   returned: success
   type: dict
 manifest:

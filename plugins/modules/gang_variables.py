@@ -25,6 +25,22 @@ options:
     description: Folders and files that the script imports.
     type: raw
     required: true
+  framework:
+    description: The framework of the script. A later attempt has that of the first.
+    type: raw
+    required: true
+  attempt:
+    description: The number of the attempt, from 1.
+    type: int
+    required: true
+  job:
+    description: The job's id; empty if it is not chosen yet.
+    type: str
+    required: true
+  runs_dir:
+    description: The folder of results on the control node.
+    type: str
+    required: true
 attributes:
   check_mode:
     description: Whether it can run without changing anything.
@@ -39,6 +55,10 @@ EXAMPLES = r"""
     script: examples/mnist-fit/main.py
     module: ''
     include: []
+    framework: tensorflow
+    attempt: 1
+    job: ''
+    runs_dir: runs
 """
 
 RETURN = r"""
@@ -61,6 +81,10 @@ modules:
   returned: success
   type: list
   elements: raw
+framework:
+  description: The framework of the job.
+  returned: success
+  type: str
 beside:
   description: See M(tensorflow_ansible.cluster.gang_neighbours).
   returned: success

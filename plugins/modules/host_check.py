@@ -30,8 +30,13 @@ options:
     type: int
     required: true
   python:
-    description: The interpreter with TensorFlow.
+    description: The interpreter that runs the script.
     type: str
+    required: true
+  framework:
+    description: The framework of the script, as in C(train_job_framework).
+    type: str
+    choices: [tensorflow, jax, torch, none]
     required: true
   address:
     description: The address at which other ranks reach this one; empty for the host's own.
@@ -81,6 +86,7 @@ EXAMPLES = r"""
     job: ''
     attempt: 1
     python: ~/train/venv/bin/python
+    framework: tensorflow
     address: ''
     port: 12345
     min_free_mb: 1024
@@ -94,8 +100,8 @@ host:
   description: Facts about the host for the plan.
   returned: success
   type: dict
-lacks_tensorflow:
-  description: Whether the interpreter does not find TensorFlow; null if it was not examined.
+lacks_framework:
+  description: Whether the interpreter does not find the framework; false if that is unknown.
   returned: success
   type: bool
 ranks:

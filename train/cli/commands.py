@@ -34,7 +34,7 @@ from train.gang.errors import UserError
 from train.gang.job_records import MANIFEST_FILE, MergedJob, read_result
 from train.gang.plan.script_files import WORKER, find_script
 from train.gang.scratch import Scratch
-from train.host import plain_text, records
+from train.host import frameworks, plain_text, records
 from train.host.records import ABSENT
 from train.host.tensorboard import ADDRESS, start_board
 
@@ -47,6 +47,7 @@ def run(args: Namespace, variables: Variables) -> int:
     """
     given = {"include": args.include, "inventory": args.inventory, "job": args.job}
     given |= {"module": args.module, "requirements": args.requirements}
+    given |= {"framework": args.framework}
     chosen = _with_strict(args, variables)
     if args.allocation and args.allocation.restarts and args.job:
         run_dir = run_dir_of(args.job, chosen)
@@ -425,18 +426,24 @@ def _answers(url: str) -> bool:
 
 
 def tf_config(args: Namespace, variables: Variables) -> int:
-    """Print TF_CONFIG of each rank, or of one inventory host, to start ranks by hand."""
+    """Print the variables by which ranks find each other, to start ranks by hand.
+
+    They are printed as JSON for each rank, or for one inventory host: TF_CONFIG, or the variables
+    of another framework by name.
+    """
     # Any script will do, because only the checks before a start are run.
     given = {"train_job_script": __file__, **variables}
     outcome = playbooks.run_playbook("train.yml", args.inventory, given, check=True)
-    configs: dict[str, object] = outcome.result("gang_plan").get("tf_config", {})
-    if args.host and configs:
-        if args.host not in configs:
-            raise ValueError(f"{args.host} has no rank: choose one of {', '.join(configs)}")
-        print(json.dumps(configs[args.host]))
+    planned = outcome.result("gang_plan")
+    uses_tf_config = planned.get("framework") == frameworks.TENSORFLOW
+    by_host = planned.get("tf_config" if uses_tf_config else "rank_environments", {})
+    if args.host and by_host:
+        if args.host not in by_host:
+            raise ValueError(f"{args.host} has no rank: choose one of {', '.join(by_host)}")
+        print(json.dumps(by_host[args.host]))
     else:
-        for host, config in configs.items():
-            print(json.dumps({"host": host, "TF_CONFIG": config}))
+        for host, found in by_host.items():
+            print(json.dumps({"host": host, **({"TF_CONFIG": found} if uses_tf_config else found)}))
     code = exit_code(outcome, "tf-config")
     return Exit.REFUSED if code == Exit.FAILED else code
 

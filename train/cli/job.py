@@ -225,6 +225,7 @@ class Job:
         module: str = "",
         include: Sequence[str | Path] = (),
         requirements: str | Path = "",
+        framework: str = "",
         inventory: Inventory = None,
         job: str = "",
         variables: Variables | None = None,
@@ -238,6 +239,8 @@ class Job:
             include: files and folders on this machine to stage alongside the script.
             requirements: the file that lists the script's packages in addition to TensorFlow's;
                 ``auto`` for the one next to the script.
+            framework: ``tensorflow``, ``jax``, ``torch`` or ``none``; by default the variable
+                train_job_framework.
             inventory: see ``Inventory``.
             job: the job's id, which may also be given as the variable train_job_id; by default one
                 is generated.
@@ -266,6 +269,8 @@ class Job:
             path = requested.find(wanted, found.folder)
             requested.read(path)
             chosen["train_job_requirements"] = str(path)
+        if framework:
+            chosen["train_job_framework"] = framework
         if arguments:
             chosen["train_job_args"] = [str(argument) for argument in arguments]
         name, _ = choose_job(named(job, chosen), found.path, run_dir_of("", chosen))
@@ -596,6 +601,7 @@ def run(
     module: str = "",
     include: Sequence[str | Path] = (),
     requirements: str | Path = "",
+    framework: str = "",
     inventory: Inventory = None,
     job: str = "",
     variables: Variables | None = None,
@@ -608,6 +614,7 @@ def run(
         module=module,
         include=include,
         requirements=requirements,
+        framework=framework,
         inventory=inventory,
         job=job,
         variables=variables,

@@ -24,7 +24,7 @@ from train.gang.doctor import PARTS
 from train.gang.errors import UserError
 from train.gang.packages.requested import NEXT_TO_SCRIPT
 from train.gang.run_folders import check_id
-from train.host import faults, plain_text
+from train.host import faults, frameworks, plain_text
 
 #: A command: takes the parsed command line and the variables of ``-e``, returns an exit code.
 _Handler = Callable[[argparse.Namespace, Variables], int]
@@ -135,6 +135,8 @@ def build_parser() -> _CommandParser:
     run("--include", metavar="PATH", action="append", default=[], help=text)
     text = "install the packages listed in FILE (default: requirements.txt next to the script)"
     run("--requirements", metavar="FILE", nargs="?", const=NEXT_TO_SCRIPT, default="", help=text)
+    text = "framework of the script, or none for any other program (default: tensorflow)"
+    run("--framework", choices=frameworks.FRAMEWORKS, default="", help=text)
     run("--job", metavar="NAME", default="", help="job id (default: name of the script and time)")
     run("arguments", nargs="*", metavar="-- ARGS", help="arguments for the script")
 

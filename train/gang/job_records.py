@@ -88,6 +88,7 @@ class Manifest(TypedDict, total=False):
     hosts: dict[str, HostFacts]
     ranks: list[PlannedRank]
     tf_config: dict[str, Any]
+    framework: str
     keras: int
     seed: int
     start_timeout: int

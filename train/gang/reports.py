@@ -218,6 +218,7 @@ _FIELDS: dict[str, Check] = {
     ),
     "python_series": matching(r"3\.[0-9]{1,2}", "is not a Python version"),
     "variant": one_of("cpu", "gpu"),
+    "versions": mapping(text(100), text(100), 100),
     **dict.fromkeys(("key", "machine", "place"), text(MAX_PATH)),
     "addresses": items(matching(r"[0-9]{1,3}(\.[0-9]{1,3}){3}", "is not an IPv4 address")),
     "attempt": integer(1, 10**6),

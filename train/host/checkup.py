@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import glob
 import json
 import os
@@ -12,7 +11,6 @@ import re
 import resource
 import shutil
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -50,7 +48,6 @@ SPARE_PORTS = 50
 #: Time limits in seconds of nvidia-smi, of the import of TensorFlow and of resolving all names; MiB
 #: to write.
 SMI_S, IMPORT_S, RESOLVE_S, WRITTEN_MB = 15.0, 120.0, 15.0, 16
-_SIOCGIFADDR = 0x8915
 #: Packages to compare by version.
 _PACKAGES = ("tensorflow", "tensorflow_cpu", "keras", "tf_keras", "numpy", "protobuf", "grpcio")
 _IMPORT = """
@@ -189,7 +186,7 @@ def _system() -> CallResult:
     for path in glob.glob("/sys/class/net/*"):
         name = os.path.basename(path)
         speed, mtu = read_text(path + "/speed").strip(), read_text(path + "/mtu").strip()
-        address = _address_of(name)
+        address = probe.address_of(name)
         if address and not address.startswith("127."):
             interfaces[name] = {
                 "addresses": [address],
@@ -208,14 +205,6 @@ def _system() -> CallResult:
         "proxy": probe.proxy("self"),
         "firewall_off": preflight.lacks_firewall(),
     }
-
-
-def _address_of(interface: str) -> str:
-    """Return the IPv4 address of an interface, or an empty string; see netdevice(7)."""
-    request = struct.pack("256s", interface.encode()[:15])
-    with contextlib.suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as asked:
-        return socket.inet_ntoa(fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, request)[20:24])
-    return ""
 
 
 def _limits() -> CallResult:

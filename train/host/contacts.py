@@ -1,11 +1,12 @@
 """Checks from TCP connections whether a rank is in contact with the others of its gang.
 
-A rank whose script does not use TF_CONFIG trains alone and appears to succeed. Its host detects
+A rank whose script does not join the others trains alone and appears to succeed. Its host detects
 that: the rank makes steps, but never has a connection to another rank. A connection to any port of
 another rank counts, because scripts may exchange data in their own ways. So does any connection to
 the rank's own port. A rank that opens its port may exchange data rarely, so it is observed for
-longer, unless it has loaded TensorFlow, whose strategies keep their connections. With TensorFlow, a
-rank whose steps are unknown is alone if it opened its port and ended without any connection.
+longer, unless its framework keeps the connections: JAX and PyTorch do, and TensorFlow once it is
+loaded. With these, a rank whose steps are unknown is alone if it opened its port and ended without
+any connection.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 import threading
 from typing import Any, Callable, Collection, Dict, List, Mapping, NamedTuple, Optional, Set
 
-from . import processes
+from . import frameworks, processes
 
 _ESTABLISHED = "01"
 #: FIN_WAIT1, FIN_WAIT2, TIME_WAIT, CLOSE_WAIT, LAST_ACK and CLOSING: recently open.
@@ -28,7 +29,7 @@ _MAPPED = bytes(10) + b"\xff\xff"
 LOOKS, EVERY, LATER_EVERY, LATER = 4, 0.5, 5.0, 60.0
 #: Observations before a rank without known steps is judged.
 _LOOKS_WITHOUT_STEPS = 20
-#: Seconds of steps before a rank is judged that has opened its port but not loaded TensorFlow.
+#: Seconds of steps before a rank is judged that has opened its port but needs no lasting contact.
 _RARELY = 10.0
 
 
@@ -99,9 +100,17 @@ def _has_tensorflow(pids: Collection[int]) -> bool:
 
 
 class Contacts:
-    """Observes a rank's connections from its start until its first contact with another rank."""
+    """Observes a rank's connections from its start until its first contact with another rank.
 
-    def __init__(self, port: Optional[int], tf_config: Mapping[str, Any]) -> None:
+    ``has_contact`` is whether it has had one.
+    """
+
+    def __init__(
+        self,
+        port: Optional[int],
+        tf_config: Mapping[str, Any],
+        framework: str = frameworks.TENSORFLOW,
+    ) -> None:
         self._port, self._hosts = port, peers_of(tf_config)
         self._ports = _ports_of(tf_config)
         self._addresses: Optional[Set[bytes]] = None
@@ -110,15 +119,16 @@ class Contacts:
         self._since: Optional[float] = None  # time of the first observation with steps
         self._due = 0.0
         self._looks = self._looks_without_steps = 0
-        self._listened = self._has_contact = self._needs_contact = False
+        self._listened = self.has_contact = False
+        self._needs_contact = framework in frameworks.WITH_ONE_LISTENER
 
     def due(self, now: float, makes_steps: bool) -> bool:
         """Return whether the connections have to be observed now."""
         is_time = now >= self._due or (makes_steps and self._since is None)
-        return bool(self._port and self._hosts) and not self._has_contact and is_time
+        return bool(self._port and self._hosts) and not self.has_contact and is_time
 
     def look(self, pids: Callable[[], Collection[int]], now: float, makes_steps: bool) -> None:
-        """Observe the connections of a rank that is up or makes steps.
+        """Observe the connections of a rank that is up, makes steps or joins the others.
 
         ``pids`` returns the rank's processes, and is only called if needed.
         """
@@ -136,7 +146,7 @@ class Contacts:
             self._looks_without_steps += 1
         self._needs_contact = self._needs_contact or _has_tensorflow(pids())
         was_connected = not self._needs_contact and self._was_connected()
-        self._has_contact = was_connected or self._is_connected(pids)
+        self.has_contact = was_connected or self._is_connected(pids)
 
     def _note_time(self, now: float, makes_steps: bool) -> None:
         """Store the time of an observation, and when the next one is due."""
@@ -194,13 +204,13 @@ class Contacts:
         return False
 
     def is_without_any(self) -> bool:
-        """Return whether a rank with TensorFlow, whose steps are unknown, never had a contact."""
+        """Return whether a rank that needs a contact, but makes no known steps, never had one."""
         looked = self._looks_without_steps >= _LOOKS_WITHOUT_STEPS
-        return looked and self._needs_contact and self._listened and not self._has_contact
+        return looked and self._needs_contact and self._listened and not self.has_contact
 
     def seconds_alone(self, now: float) -> float:
         """Return for how long a rank has made steps without a contact; 0 if that is uncertain."""
-        if self._has_contact or self._since is None or self._looks < LOOKS:
+        if self.has_contact or self._since is None or self._looks < LOOKS:
             return 0.0
         seconds = now - self._since
         is_sure = self._needs_contact or not self._listened or seconds > _RARELY

@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Collection
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
-from . import host_facts, json_files, processes
+from . import frameworks, host_facts, json_files, processes
 
 MARKER = "tensorflow-venv.json"
 #: Names of links to the environments with scripts' packages: ``packages-`` and a hash.
@@ -45,6 +45,29 @@ def tensorflow(python: str) -> TensorFlow:
         if found:
             return TensorFlow(found.group(2), found.group(1) is None)
     return TensorFlow(None, True)
+
+
+class Framework(NamedTuple):
+    """The framework of a job in an environment."""
+
+    versions: Dict[str, str]  # of the framework and its packages, as far as they were found
+    takes_gpus: bool
+
+
+def framework(python: str, name: str) -> Framework:
+    """Return JAX or PyTorch in the environment of an interpreter."""
+    pattern = os.path.join(folder_of(python), "lib/python3*/*-packages/*.dist-info")
+    found = {}
+    for path in glob.glob(pattern):
+        package, _, version = os.path.basename(path)[: -len(".dist-info")].partition("-")
+        found[package] = version
+    packages = frameworks.PACKAGES[name]
+    versions = {package: found[package] for package in packages if package in found}
+    if name not in found:
+        return Framework(versions, True)
+    if name == frameworks.JAX:
+        return Framework(versions, any(re.match(r"jax_(cuda|rocm)", package) for package in found))
+    return Framework(versions, not found[name].endswith("+cpu"))
 
 
 def described(python: str) -> Optional[host_facts.TensorFlowEnvironment]:

@@ -31,9 +31,7 @@ class TensorFlowEnvironment(TypedDict):
     package_environments: List[str]  # links next to its own, to environments based on it
 
 
-class HostFacts(TypedDict):
-    """Facts about a host that matter to a rank."""
-
+class _HostFacts(TypedDict):
     machine: str  # the same for two ranks of one machine
     address: str
     cores: int
@@ -49,6 +47,12 @@ class HostFacts(TypedDict):
     gpus: List[Gpu]
     gpus_wanted: Any  # None if the environment is not to be changed
     gpus_busy: Dict[str, BusyGpu]  # GPUs that are not free, by UUID
+
+
+class HostFacts(_HostFacts, total=False):
+    """Facts about a host that matter to a rank. Jobs of older versions lack the last ones."""
+
+    versions: Dict[str, str]  # of the packages of the job's framework, except TensorFlow's
 
 
 class OtherPython(TypedDict):

@@ -14,8 +14,8 @@ from .progress_records import Progress
 _TRAINING = "training"
 _END_OF_EPOCH = "training, end of an epoch"
 _FRAME = re.compile(r'^  File "([^"]+)", line ([0-9]+) in (.+)$')
-#: Files of TensorFlow and Keras, in which a rank waits for the others.
-_FRAMEWORK = re.compile(r"/(?:tensorflow|tf_keras|keras)/")
+#: Files of the frameworks, in which a rank waits for the others.
+_FRAMEWORK = re.compile(r"/(?:tensorflow|tf_keras|keras|jax|jaxlib|torch)/")
 _INSTALLED = re.compile(r"/(?:site-packages|dist-packages|lib/python3[^/]*)/")
 
 
@@ -136,8 +136,8 @@ def stuck_in(stacks: str) -> Tuple[str, bool]:
     """Return where the main thread was, from faulthandler's output.
 
     The result is a place in the user's own code if possible, such as ``main.py, line 12 in load``,
-    or an empty string if nothing could be read. Also return whether the thread was inside
-    TensorFlow, which is the case in a rank that waits for another one.
+    or an empty string if nothing could be read. Also return whether the thread was inside the
+    framework, which is the case in a rank that waits for another one.
     """
     last = stacks.rpartition("(most recent call first)")[2]
     frames = [found.groups() for found in map(_FRAME.match, last.splitlines()) if found]

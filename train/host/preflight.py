@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Tuple
 
 from . import (
     environments,
+    frameworks,
     gpus,
     host_facts,
     leases,
@@ -33,7 +34,7 @@ FIREWALL_UNIT = "train-firewall.service"
 #: Folders of the programs that list the rules, which answer within milliseconds.
 SYSTEM_PATH = "/usr/sbin:/sbin:/usr/bin:/bin"
 FIREWALL_S = 5.0
-#: Time limit in seconds of an interpreter that searches for TensorFlow.
+#: Time limit in seconds of an interpreter that searches for a framework.
 IMPORT_CHECK_S = 30.0
 #: The remedy if TensorFlow is missing.
 INSTALL = f"run `{suggest('setup', tags='tensorflow')}` to install TensorFlow"
@@ -91,11 +92,11 @@ def check_space(root: str, min_free_mb: int) -> List[str]:
     return []
 
 
-def lacks_tensorflow(python: str) -> bool:
-    """Return whether an interpreter finds no TensorFlow; False if it does not run."""
-    look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('tensorflow') is None)"
+def lacks(python: str, module: str) -> bool:
+    """Return whether an interpreter finds no module of that name; False if it does not run."""
+    look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('%s') is None)" % module
     try:
-        # In /, because the current folder may contain a file named tensorflow.py.
+        # In /, because the current folder may contain a file of that name.
         done = processes.run([python, "-c", look], cwd="/", timeout=IMPORT_CHECK_S)
     except (OSError, subprocess.TimeoutExpired):
         return False
@@ -199,15 +200,15 @@ def lacks_firewall() -> bool:
 def check(params: Params) -> CallResult:
     """Check this host for a rank. Raise CallError if a rank cannot start on it.
 
-    Return ``host`` (host_facts.HostFacts), ``lacks_tensorflow``, the ``ranks`` of an earlier
+    Return ``host`` (host_facts.HostFacts), ``lacks_framework``, the ``ranks`` of an earlier
     attempt on this host, and ``warnings``.
 
     Args:
         params: variables of the role with the same names; ``job``, empty if not chosen yet;
             ``host``, ``beside`` and ``names``, see ranks.find; ``port``, absent for a rank without
-            one; ``gpus``, absent if the environment is not to be changed; ``modules``, imported by
-            the script from packages; ``wait``, the seconds to wait for other jobs: with 0,
-            resources that they hold are an error.
+            one; ``framework``; ``gpus``, absent if the environment is not to be changed;
+            ``modules``, imported by the script from packages; ``wait``, the seconds to wait for
+            other jobs: with 0, resources that they hold are an error.
     """
     root, python, lease_dir = (
         rank_files.expand(params[n]) for n in ("root", "python", "lease_dir")
@@ -245,9 +246,15 @@ def check(params: Params) -> CallResult:
                 "the table inet train of the role firewall is not loaded on this host, so any "
                 f"host can connect to port {port}: run `{suggest('setup', tags='firewall')}`"
             )
-    tensorflow = environments.tensorflow(python)
+    framework = str(params["framework"])
+    of_framework = environments.Framework({}, True)
+    tensorflow = environments.TensorFlow(None, True)
+    if framework == frameworks.TENSORFLOW:
+        tensorflow = environments.tensorflow(python)
+    elif framework in frameworks.PACKAGES:
+        of_framework = environments.framework(python, framework)
     wanted: Any = params.get("gpus")
-    if wanted == "auto" and not tensorflow.takes_gpus:
+    if wanted == "auto" and not (tensorflow.takes_gpus and of_framework.takes_gpus):
         wanted = None
     found: List[host_facts.Gpu] = []
     try:
@@ -272,6 +279,7 @@ def check(params: Params) -> CallResult:
         "root": root,
         "python": python,
         "tensorflow": tensorflow.version,
+        "versions": of_framework.versions,
         "environment": environments.described(python),
         "missing_modules": environments.missing_modules(python, params["modules"]),
         "host_python": sys.executable,
@@ -287,7 +295,12 @@ def check(params: Params) -> CallResult:
         earlier = ranks.find(root, params["host"], job, params["beside"], params["names"])
     return {
         "host": host,
-        "lacks_tensorflow": tensorflow.version is None and lacks_tensorflow(python),
+        "lacks_framework": (
+            framework != frameworks.NONE
+            and tensorflow.version is None
+            and framework not in of_framework.versions
+            and lacks(python, framework)
+        ),
         "ranks": [ranks.identify(path, ranks.specification(path)) for path in earlier],
         "warnings": warnings,
     }

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import re
 import selectors
 import socket
+import struct
 import sys
 import time
 from typing import Any, Dict, List, Optional, Tuple
@@ -29,6 +31,7 @@ UNREACHABLE = "unreachable"
 #: gRPC uses the first one that is set.
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 _EXCEPTIONS = ("no_grpc_proxy", "no_proxy")
+_SIOCGIFADDR = 0x8915
 
 
 def connect(address: str, port: int, timeout: float) -> Tuple[str, Optional[socket.socket]]:
@@ -100,6 +103,14 @@ def own_addresses() -> List[str]:
     routes = processes.read_text("/proc/net/fib_trie")
     found = re.findall(r"(\S+)\n.*host LOCAL", routes)
     return [address for address in dict.fromkeys(found) if not address.startswith("127.")]
+
+
+def address_of(interface: str) -> str:
+    """Return the IPv4 address of an interface, or an empty string; see netdevice(7)."""
+    request = struct.pack("256s", interface.encode()[:15])
+    with contextlib.suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as asked:
+        return socket.inet_ntoa(fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, request)[20:24])
+    return ""
 
 
 def proxy(pid: Any) -> str:

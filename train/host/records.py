@@ -51,6 +51,9 @@ class RankSpec(TypedDict):
     non_training: bool
     ranks_on_machine: int
     gpus: Optional[List[str]]
+    visible_gpus: Optional[List[str]]  # for CUDA_VISIBLE_DEVICES; None to leave it unset
+    framework: str  # see frameworks.py
+    rank_environment: Dict[str, str]  # the variables by which the rank finds the others
     python: str
     argv: List[str]
     collect: List[str]

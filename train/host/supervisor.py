@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import platform
 import re
@@ -28,6 +27,8 @@ from . import (
     console,
     contacts,
     ends,
+    framework_environment,
+    frameworks,
     json_files,
     leases,
     leftovers,
@@ -117,7 +118,12 @@ class Supervisor:
         self._first_place: Optional[Tuple[Any, ...]] = None  # step, batch and epoch
         self._log_size, self._printed_at = -1, 0.0
         trains = not spec["non_training"]
-        self._contacts = contacts.Contacts(spec["port"] if trains else None, tf_config or {})
+        communicates = trains and spec["framework"] != frameworks.NONE
+        self._contacts = contacts.Contacts(
+            spec["port"] if communicates else None, tf_config or {}, spec["framework"]
+        )
+        #: Whether the rank has started once it is connected to the first one, which listens.
+        self._connects = spec["framework"] in frameworks.WITH_ONE_LISTENER
         self._life = life.Life(time.monotonic())
         self._life_due = 0.0
         self._killed_before = ends.memory_kills()
@@ -168,9 +174,8 @@ class Supervisor:
         results = self.spec["results_dir"]
         environment.update(
             {
-                "TF_CONFIG": json.dumps(tf_config),
+                **self.spec["rank_environment"],
                 "PYTHONUNBUFFERED": "1",
-                rank_environment.ENV_GRPC: rank_environment.GRPC_OPTIONS,
                 rank_environment.ENV_JOB: self.spec["job"],
                 rank_environment.ENV_RANK_DIR: self.rank_dir,
                 rank_environment.ENV_PROGRESS: self._path(rank_files.PROGRESS_FILE),
@@ -193,20 +198,11 @@ class Supervisor:
         environment.setdefault("PYTHONFAULTHANDLER", "1")
         if glibc() >= (2, 35):
             environment.setdefault(rank_environment.ENV_MALLOC, rank_environment.MALLOC_OPTIONS)
-        environment["TF_USE_LEGACY_KERAS"] = "1" if self.spec["keras"] == 2 else "0"
-        sharing, cores = self.spec["ranks_on_machine"], len(os.sched_getaffinity(0))
-        threads = max(1, (os.cpu_count() or 1) // sharing)
-        # With a single thread, a chief and its parameter servers hang.
-        least = 4 if (tf_config or {}).get("cluster", {}).get("ps") else 1
-        if sharing > 1:
-            # Ranks of one machine that each use all cores slow each other down.
-            environment.setdefault("TF_NUM_INTRAOP_THREADS", str(threads))
-        if sharing > 1 or cores < least:
-            environment.setdefault("TF_NUM_INTEROP_THREADS", str(max(least, threads)))
-        if self.spec["gpus"] is not None:
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.spec["gpus"]) or "-1"
+        visible = self.spec["visible_gpus"]
+        if visible is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible) or "-1"
             environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the order of the driver's indices
-            environment.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+        framework_environment.add(environment, self.spec, tf_config or {})
         environment.update(self.spec["environment"])
         return environment
 
@@ -346,14 +342,16 @@ class Supervisor:
         return None
 
     def _late(self, elapsed: float, now: float) -> str:
-        """Return a reason if the rank has taken too long to open its port, or an empty string.
+        """Return a reason if the rank has taken too long to start, or an empty string.
 
         An active rank is ended only at a limit that the user has set.
         """
-        port, timeout = self.spec["port"], self.spec["start_timeout"]
+        start, timeout = "open port %s" % self.spec["port"], self.spec["start_timeout"]
+        if self._connects and self.spec["rank_environment"][rank_environment.ENV_RANK] != "0":
+            start = "connect to the first rank"
         if timeout:
-            reason = "did not open port %s within %s s (train_job_start_timeout)"
-            return reason % (port, timeout) if elapsed > timeout else ""
+            reason = "did not %s within %s s (train_job_start_timeout)"
+            return reason % (start, timeout) if elapsed > timeout else ""
         idle = self.spec["start_idle_timeout"]
         if now >= self._life_due:
             self._life_due = now + idle / _LOOKS
@@ -361,10 +359,8 @@ class Supervisor:
             self._life.add(now, life.sample(os.getpid(), written))
         if self._life.idle(now) <= idle:
             return ""
-        reason = (
-            "did not open port %s, and for %s s used no CPU time, read no data and wrote no output"
-        )
-        return reason % (port, idle) + " (train_job_start_idle_timeout)"
+        reason = "did not %s, and for %s s used no CPU time, read no data and wrote no output"
+        return reason % (start, idle) + " (train_job_start_idle_timeout)"
 
     def _note_running(self) -> None:
         if self.state["phase"] != records.STARTING:
@@ -372,7 +368,8 @@ class Supervisor:
         port = self.spec["port"]
         # A script that makes steps has started, with or without a port.
         steps = self._console_bytes or self._pace.step is not None
-        if port is None or steps or processes.is_listening(port):
+        joined = self._contacts.has_contact or self.spec["framework"] == frameworks.NONE
+        if port is None or steps or joined or processes.is_listening(port):
             self.state["phase"] = records.RUNNING
             self.state["running_at"] = round(time.time(), 3)
             self._save()
@@ -436,7 +433,7 @@ class Supervisor:
     def _note_contacts(self, pid: int, now: float) -> None:
         """Store whether the rank makes steps without contact with the others of its gang."""
         steps = self._makes_steps
-        if self.state["phase"] == records.STARTING and not steps:
+        if self.state["phase"] == records.STARTING and not (steps or self._connects):
             return
         if self._contacts.due(now, steps):
             own = os.getpid()

@@ -117,7 +117,7 @@ def test_tf_config_of_one_host_and_of_all(
     answers: Answers, capsys: pytest.CaptureFixture[str]
 ) -> None:
     configs = {host: {"task": {"index": number}} for number, host in enumerate("ab")}
-    answers({"gang_plan": {"a": {"tf_config": configs}}})
+    answers({"gang_plan": {"a": {"framework": "tensorflow", "tf_config": configs}}})
     assert main(["tf-config"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert lines == [{"host": host, "TF_CONFIG": configs[host]} for host in "ab"]
@@ -126,6 +126,19 @@ def test_tf_config_of_one_host_and_of_all(
     assert main(["tf-config", "c"]) == 2
     shown = capsys.readouterr()
     assert (shown.out, "c has no rank: choose one of a, b" in shown.err) == ("", True)
+
+
+def test_tf_config_prints_the_variables_of_another_framework(
+    answers: Answers, capsys: pytest.CaptureFixture[str]
+) -> None:
+    by_host = {host: {"RANK": str(number)} for number, host in enumerate("ab")}
+    planned = {"framework": "torch", "tf_config": {}, "rank_environments": by_host}
+    answers({"gang_plan": {"a": planned}})
+    assert main(["tf-config"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines == [{"host": "a", "RANK": "0"}, {"host": "b", "RANK": "1"}]
+    assert main(["tf-config", "b"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"RANK": "1"}
 
 
 def seen(phase: str, task: str = "", place: str = "a") -> dict[str, Any]:

@@ -81,6 +81,7 @@ def given(tmp_path: Path, **changed: Any) -> dict[str, Any]:
         "attempt": 1,
         "wait": 0,
         "python": sys.executable,
+        "framework": "tensorflow",
         "address": "127.0.0.1",
         "min_free_mb": 1,
         "lease_dir": str(tmp_path / "leases"),
@@ -90,19 +91,51 @@ def given(tmp_path: Path, **changed: Any) -> dict[str, Any]:
     }
 
 
-def test_whether_an_interpreter_has_tensorflow(tmp_path: Path) -> None:
+@pytest.mark.parametrize("framework", ["tensorflow", "jax", "torch"])
+def test_whether_an_interpreter_has_the_framework(framework: str, tmp_path: Path) -> None:
     """Only the interpreter itself knows which modules it finds, in any kind of environment."""
     program = tmp_path / "env" / "bin" / "python"
     program.parent.mkdir(parents=True)
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     program.chmod(0o755)
-    python = {"python": str(program)}
-    assert preflight.check(given(tmp_path, **python))["lacks_tensorflow"]
-    package = tmp_path / "somewhere" / "tensorflow"
+    python = {"python": str(program), "framework": framework}
+    assert preflight.check(given(tmp_path, **python))["lacks_framework"]
+    package = tmp_path / "somewhere" / framework
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
     program.write_text(f'#!/bin/sh\nPYTHONPATH={package.parent} exec "{sys.executable}" "$@"\n')
-    assert not preflight.check(given(tmp_path, **python))["lacks_tensorflow"]
+    assert not preflight.check(given(tmp_path, **python))["lacks_framework"]
+
+
+def test_a_rank_of_any_program_needs_no_framework(tmp_path: Path) -> None:
+    checked = preflight.check(given(tmp_path, framework="none"))
+    assert (checked["lacks_framework"], checked["host"]["versions"]) == (False, {})
+
+
+@pytest.mark.parametrize(
+    ("framework", "packages", "versions", "gpus_wanted"),
+    [
+        ("jax", ["jax-0.10.2", "jaxlib-0.10.2", "keras-3.15.1", "absl_py-2.5.1"], 3, None),
+        ("jax", ["jax-0.10.2", "jax_cuda12_plugin-0.10.2"], 1, "auto"),
+        ("torch", ["torch-2.13.0+cpu"], 1, None),
+        ("torch", ["torch-2.13.0"], 1, "auto"),
+        ("torch", ["keras-3.15.1"], 0, "auto"),
+    ],
+)
+def test_versions_of_a_framework_and_whether_it_uses_gpus(
+    framework: str, packages: list[str], versions: int, gpus_wanted: str | None, tmp_path: Path
+) -> None:
+    program = tmp_path / "env/bin/python"
+    program.parent.mkdir(parents=True)
+    program.symlink_to(sys.executable)
+    for name in packages:
+        (tmp_path / f"env/lib/python3.11/site-packages/{name}.dist-info").mkdir(parents=True)
+    host = preflight.check(given(tmp_path, python=str(program), framework=framework, gpus="auto"))[
+        "host"
+    ]
+    assert len(host["versions"]) == versions
+    assert f"{framework}-{host['versions'].get(framework, '')}" in [*packages, f"{framework}-"]
+    assert (host["gpus_wanted"], host["tensorflow"]) == (gpus_wanted, None)
 
 
 def test_an_environment_on_a_filesystem_with_noexec_is_refused(

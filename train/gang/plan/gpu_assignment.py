@@ -12,6 +12,7 @@ from typing import Any
 from train.gang.errors import UserError
 from train.gang.job_records import PlannedRank
 from train.gang.plan.planned_ranks import FactsByHost
+from train.host import frameworks
 from train.host.host_facts import BusyGpu, Gpu, HostFacts
 from train.host.plain_text import is_number
 
@@ -48,6 +49,33 @@ def share(ranks: Sequence[PlannedRank], hosts: FactsByHost) -> None:
         machines.setdefault(hosts[rank["host"]]["machine"], []).append(rank)
     for members in machines.values():
         _share_machine(members, hosts)
+
+
+def visible(
+    ranks: Sequence[PlannedRank], hosts: FactsByHost, framework: str
+) -> dict[str, list[str] | None]:
+    """Return the value of each host's rank for ``CUDA_VISIBLE_DEVICES``; None to leave it unset.
+
+    A rank sees its own GPUs. With PyTorch, it sees those of all ranks of its machine, so that
+    LOCAL_RANK is the index of a GPU, as with torchrun: first one GPU of each local rank, then the
+    second ones. That requires that all of these ranks have as many GPUs.
+    """
+    seen = {rank["host"]: rank["gpus"] for rank in ranks}
+    machines: dict[str, list[str]] = {}
+    for host in seen if framework == frameworks.TORCH else ():
+        machines.setdefault(hosts[host]["machine"], []).append(host)
+    for members in machines.values():
+        gpus = [_by_one_kind_of_name(seen[host] or [], hosts[host]) for host in members]
+        if len(members) > 1 and gpus[0] and len({len(own) for own in gpus}) == 1:
+            in_turns = [name for turn in zip(*gpus, strict=True) for name in turn]
+            seen |= dict.fromkeys(members, in_turns)
+    return seen
+
+
+def _by_one_kind_of_name(names: Sequence[str], machine: HostFacts) -> list[str]:
+    """Return GPUs by their UUIDs, because CUDA does not accept a mixture with indices."""
+    uuids = {str(gpu["index"]): gpu["uuid"] for gpu in machine["gpus"]}
+    return [uuids.get(name, name) for name in names]
 
 
 def _share_machine(members: Sequence[PlannedRank], hosts: FactsByHost) -> None:

@@ -8,14 +8,31 @@ from collections.abc import Mapping, Sequence
 from train.gang import suggestions
 from train.gang.errors import UserError
 from train.gang.job_records import PlannedRank
-from train.host import records
+from train.host import frameworks, records
 from train.host.host_facts import HostFacts
 
 #: Facts about every participating inventory host, as reported by ``host_check``.
 FactsByHost = Mapping[str, HostFacts]
 
 
-def plan_ranks(groups: Mapping[str, Sequence[str]], hosts: FactsByHost) -> list[PlannedRank]:
+def check_groups(groups: Mapping[str, Sequence[str]], framework: str) -> None:
+    """Raise UserError if an inventory group with hosts has a meaning only for TensorFlow."""
+    if framework == frameworks.TENSORFLOW:
+        return
+    for kind in records.TASK_TYPES:
+        if kind != "worker" and groups.get(kind):
+            raise UserError(
+                f"group {kind} has {', '.join(groups[kind])}, but only TensorFlow has the task "
+                f"type {kind}, and train_job_framework is {framework}: move the hosts to the group "
+                "worker, or empty the group"
+            )
+
+
+def plan_ranks(
+    groups: Mapping[str, Sequence[str]],
+    hosts: FactsByHost,
+    framework: str = frameworks.TENSORFLOW,
+) -> list[PlannedRank]:
     """Return the ranks of the job, chief first.
 
     ``groups`` has the hosts of each task type, in the order of their indices. Raise UserError if
@@ -37,7 +54,7 @@ def plan_ranks(groups: Mapping[str, Sequence[str]], hosts: FactsByHost) -> list[
             named = ", ".join(groups[kind])
             raise UserError(f"group {kind} has {named}, but TensorFlow supports at most one {kind}")
     _check_ports(members, hosts)
-    _check_versions(hosts)
+    _check_versions(hosts, framework)
 
     cluster_size = sum(kind != "evaluator" for kind, _ in members)
     # Without a chief to coordinate them, workers with parameter servers train by themselves.
@@ -73,17 +90,41 @@ def _check_ports(members: Sequence[tuple[str, str]], hosts: FactsByHost) -> None
                 )
 
 
-def _check_versions(hosts: FactsByHost) -> None:
-    versions: dict[str, list[str]] = {}
-    for host, facts in hosts.items():
-        if facts["tensorflow"] is not None:
-            versions.setdefault(facts["tensorflow"], []).append(host)
-    if len(versions) > 1:
-        found = "; ".join(f"{v} on {', '.join(names)}" for v, names in sorted(versions.items()))
-        raise UserError(
-            f"the hosts have different versions of TensorFlow ({found}): run "
-            f"`{suggestions.command('setup', tags='tensorflow')}`"
+def versions_of(facts: HostFacts) -> dict[str, str]:
+    """Return the versions of a host's framework and its packages, by package."""
+    tensorflow = facts["tensorflow"]
+    return {
+        **({"tensorflow": tensorflow} if tensorflow is not None else {}),
+        **facts.get("versions", {}),
+    }
+
+
+def versions(hosts: FactsByHost) -> dict[str, list[str]]:
+    """Return all versions of the framework and its packages on the hosts, by package."""
+    found: dict[str, set[str]] = {}
+    for facts in hosts.values():
+        for package, version in versions_of(facts).items():
+            found.setdefault(package, set()).add(version)
+    return {package: sorted(found[package]) for package in sorted(found)}
+
+
+def _check_versions(hosts: FactsByHost, framework: str) -> None:
+    for package, several in versions(hosts).items():
+        if len(several) == 1:
+            continue
+        by_version: dict[str, list[str]] = {version: [] for version in several}
+        for host, facts in hosts.items():
+            if package in versions_of(facts):
+                by_version[versions_of(facts)[package]].append(host)
+        found = "; ".join(f"{v} on {', '.join(names)}" for v, names in by_version.items())
+        name = frameworks.NAMES[framework] if package == framework else package
+        remedy = (
+            f"run `{suggestions.command('setup', tags='tensorflow')}`"
+            if framework == frameworks.TENSORFLOW
+            else "install the same version on all of them, or set train_job_python to "
+            "interpreters with the same version"
         )
+        raise UserError(f"the hosts have different versions of {name} ({found}): {remedy}")
 
 
 def keep_checkpoints(

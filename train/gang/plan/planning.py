@@ -34,7 +34,7 @@ from train.gang.plan import (
     withdrawal,
 )
 from train.gang.variables import job_variables, script_environment
-from train.host import json_files, rank_files, records
+from train.host import frameworks, json_files, rank_files, records
 from train.host.preflight import INSTALL
 
 
@@ -42,7 +42,8 @@ def check_variables(play: connections.Play, args: Args) -> dict[str, object]:
     """Check the variables of all hosts. Raise UserError with all problems.
 
     Returns:
-        ``ranks``, the script's ``arguments`` and ``environment_names`` by host;
+        ``framework``, that of the job; ``ranks``, the script's ``arguments`` and
+        ``environment_names`` by host;
         ``environment_names``, the names in the environments of all ranks;
         ``environment_differs``, the names whose values differ between ranks; ``modules``, those
         that the script imports from packages; and ``beside`` (see connections.Play.neighbours).
@@ -51,10 +52,13 @@ def check_variables(play: connections.Play, args: Args) -> dict[str, object]:
     members = {h: kind for kind, hosts in args["groups"].items() for h in hosts if h in play.hosts}
     by_host = {host: play.given(host, sorted(names)) for host in members}
     arguments = job_variables.check(by_host, connections.written)
+    framework = _framework_of(args)
+    planned_ranks.check_groups(args["groups"], framework)
     environments = {host: variables.environment[0] for host, variables in by_host.items()}
     ranks = [env for host, env in environments.items() if members[host] != placement.SPARE]
     return {
         "changed": False,
+        "framework": framework,
         "modules": script_packages.script_modules(args),
         "ranks": {
             host: {"arguments": arguments[host], "environment_names": sorted(environments[host])}
@@ -64,6 +68,14 @@ def check_variables(play: connections.Play, args: Args) -> dict[str, object]:
         "environment_differs": script_environment.differing(ranks),
         "beside": play.neighbours(),
     }
+
+
+def _framework_of(args: Args) -> str:
+    """Return the framework of a job. A later attempt has that of the first."""
+    if int(args["attempt"]) == 1:
+        return str(args["framework"])
+    manifest = run_folders.read_manifest(args["job"], Path(args["runs_dir"]).expanduser())
+    return manifest.get("framework", frameworks.TENSORFLOW)
 
 
 def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
@@ -78,10 +90,17 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
     }
     packages = args["packages"]
     hosts = dict(script_packages.with_packages(hosts, packages))
-    ranks = planned_ranks.plan_ranks(groups, hosts)
+    framework = str(args["variables"]["framework"])
+    ranks = planned_ranks.plan_ranks(groups, hosts, framework)
     gpu_assignment.share(ranks, hosts)
     configs = {rank["host"]: json.loads(args["tf_config"][rank["host"]]) for rank in ranks}
-    checked = {"changed": False, "tf_config": configs}
+    rank_environments = {rank["host"]: args["rank_environments"][rank["host"]] for rank in ranks}
+    checked = {
+        "changed": False,
+        "framework": framework,
+        "tf_config": configs,
+        "rank_environments": rank_environments,
+    }
     attempt, job = int(args["attempt"]), str(args["job"])
     runs_dir = Path(args["runs_dir"]).expanduser().resolve()
     if attempt > 1:
@@ -95,7 +114,7 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
         exclude = [args["exclude"]] if isinstance(args["exclude"], str) else args["exclude"]
         limit_mb = float(args["code_limit_mb"])
         code = script_files.code_files(script.folder, include, exclude, limit_mb)
-        _require_tensorflow(play, args, script, code, hosts)
+        _require_framework(play, args, script, code, hosts)
         manifest = _first_manifest(script, include, args, ranks[0]["host"])
         script_files.check_arguments(manifest, code, configs)
         if play.check_mode:
@@ -129,38 +148,50 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
         "archive": str(archive),
         "hosts": names,
         "ranks": {rank["host"]: rank for rank in ranks},
+        "rank_environments": rank_environments,
+        "visible_gpus": gpu_assignment.visible(ranks, hosts, framework),
         "manifest": staged(manifest),  # in this form, it is only stored on the hosts
     }
 
 
-def _require_tensorflow(
+def _require_framework(
     play: connections.Play,
     args: Args,
     script: script_files.Script,
     code: Sequence[tuple[Path, str]],
     hosts: planned_ranks.FactsByHost,
 ) -> None:
-    """Raise UserError if hosts lack TensorFlow and the script imports it on startup."""
+    """Raise UserError if hosts lack the framework and the script imports it on startup."""
+    framework = str(args["variables"]["framework"])
+    if framework != frameworks.TENSORFLOW and script.path == script_files.WORKER:
+        raise UserError(
+            f"train/worker.py, the project's training program, needs TensorFlow, but "
+            f"train_job_framework is {framework}: pass your own script (--script, train_job_script)"
+        )
+    if framework == frameworks.NONE or (framework != frameworks.TENSORFLOW and args["packages"]):
+        return  # the script's packages may contain JAX or PyTorch
     lacking: dict[str, list[str]] = {}
     for host, facts in hosts.items():
         names = args["variables"]["ranks"][host]["environment_names"]
-        found = play.registered(host, args["registered"]).get("lacks_tensorflow")
+        found = play.registered(host, args["registered"]).get("lacks_framework")
         # With PYTHONPATH, the script may find packages that the interpreter alone does not.
         if found is True and "PYTHONPATH" not in names:
             lacking.setdefault(facts["python"], []).append(host)
     files = {name: path for path, name in code}
     entry = Path(script.entry).as_posix()
     if lacking and (
-        script.path == script_files.WORKER or script_imports.needs_tensorflow(entry, files)
+        script.path == script_files.WORKER or script_imports.needs(framework, entry, files)
     ):
+        name = frameworks.NAMES[framework]
+        is_tensorflow = framework == frameworks.TENSORFLOW
+        install = f"{suggestions.filled(INSTALL)}, or " if is_tensorflow else ""
         raise UserError(
             "; ".join(
-                f"TensorFlow is not installed on {names_of(names)}: {python} cannot import "
+                f"{name} is not installed on {names_of(names)}: {python} cannot import "
                 f"it, but {script.path.name} needs it"
                 for python, names in lacking.items()
             )
-            + f". Remedy: {suggestions.filled(INSTALL)}, or set train_job_python to an "
-            "interpreter with TensorFlow"
+            + f". Remedy: {install}set train_job_python to an interpreter with {name}"
         )
 
 
@@ -213,7 +244,6 @@ def _with_attempt(
 
     With it, another control node can follow the job or start its next attempt.
     """
-    versions = {facts["tensorflow"] for facts in hosts.values()}
     planned: Attempt = {
         "attempt": int(args["attempt"]),
         "planned_at": round(time.time(), 3),
@@ -226,7 +256,7 @@ def _with_attempt(
         **manifest,
         "attempt": planned["attempt"],
         "attempts": [*manifest.get("attempts", []), planned],
-        "versions": {**manifest["control"], "tensorflow": sorted(filter(None, versions))},
+        "versions": {**manifest["control"], **planned_ranks.versions(hosts)},
         "results_dirs": manifest.get("results_dirs", {})
         | {rank["host"]: rank["results_dir"] for rank in ranks},
         "hosts": dict(hosts),

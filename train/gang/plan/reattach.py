@@ -19,7 +19,7 @@ from train.gang.login_failures import names_of
 from train.gang.plan import renaming, script_files, withdrawal
 from train.gang.plan.renaming import Inventory
 from train.gang.reports import ReportError, fields, items, mapping, matching, record, task, text
-from train.host import json_files, rank_files, records
+from train.host import frameworks, json_files, rank_files, records
 from train.host.host_facts import HostFacts
 from train.host.records import RankInfo
 
@@ -44,11 +44,12 @@ _MANIFEST = fields(
         "results_dirs": mapping(_HOST, task, _RANKS),
         "ranks": items(record(PlannedRank, results_dir=task), _RANKS),
         "policy": record(Policy),
+        "framework": reports.one_of(*frameworks.FRAMEWORKS),
         "tf_config": mapping(
             task, fields({"cluster": _CLUSTER, "task": reports.bounded}, ("task",)), _RANKS
         ),
     },
-    others=("module", "rank_arguments"),  # jobs of older versions lack them
+    others=("module", "rank_arguments", "framework"),  # jobs of older versions lack them
 )
 
 

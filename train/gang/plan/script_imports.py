@@ -7,12 +7,10 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-TENSORFLOW = "tensorflow"
 
-
-def needs_tensorflow(entry: str, files: Mapping[str, Path]) -> bool:
-    """Return whether a script imports TensorFlow on startup; see ``packages``."""
-    return TENSORFLOW in packages(entry, files)
+def needs(module: str, entry: str, files: Mapping[str, Path]) -> bool:
+    """Return whether a script imports a module from a package on startup; see ``packages``."""
+    return module in packages(entry, files)
 
 
 def packages(entry: str, files: Mapping[str, Path]) -> list[str]:

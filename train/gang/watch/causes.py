@@ -17,7 +17,7 @@ from train.gang import cause_names
 from train.gang.job_records import RESULT_FILE, RankResult, ResultRecord, read_manifest, read_result
 from train.gang.packages.names import package_of
 from train.gang.watch.script_faults import known_fault
-from train.host import ends, json_files, rank_files, records, tracebacks
+from train.host import ends, frameworks, json_files, rank_files, records, tracebacks
 from train.host.suggested import suggest
 
 
@@ -108,6 +108,28 @@ CAUSES = {
     cause_names.WEIGHTS: Cause(False, f"check what differs between the hosts with {_DOCTOR}"),
 }
 
+#: Remedies that differ for scripts of other frameworks than TensorFlow.
+_START_TIMEOUT = (
+    "check in the rank's log what the script does before {}, or raise the limit named above"
+)
+_OF_FRAMEWORK = {
+    frameworks.JAX: {
+        ends.START_TIMEOUT: _START_TIMEOUT.format("jax.distributed.initialize"),
+        cause_names.ALONE: "call jax.distributed.initialize or keras.distribution.initialize in "
+        "every rank, with JAX_NUM_PROCESSES and JAX_PROCESS_ID (docs/your-script.md)",
+    },
+    frameworks.TORCH: {
+        ends.START_TIMEOUT: _START_TIMEOUT.format("torch.distributed.init_process_group"),
+        cause_names.ALONE: "call torch.distributed.init_process_group in every rank, and leave "
+        "RANK, WORLD_SIZE and MASTER_ADDR unchanged",
+    },
+}
+_OF_OTHERS = {
+    ends.UNSTARTABLE: "set train_job_python to an interpreter that exists on the host",
+    cause_names.LEFT: "give all ranks the same number of steps, and make them wait for each other "
+    "at the end (docs/your-script.md)",
+}
+
 #: Exceptions whose causes are outside the script, such as the network. They end the script, or
 #: the message of another exception names them.
 _PASSING = re.compile(
@@ -144,6 +166,7 @@ class Failure:
     reason: str
     step: int | None  # the last step reported before the failure
     script: str = ""  # path of the script on the control node, if known
+    framework: str = frameworks.TENSORFLOW
     all_answer: bool = True  # whether the hosts of all ranks still answered at the end
 
     @property
@@ -188,7 +211,7 @@ class Failure:
             for signum, remedy in CRASHES.items():
                 if self.exit_code == -signum:
                     return remedy
-        return CAUSES[self.cause].remedy
+        return remedy_of(self.cause, self.framework)
 
     def _remedy_for_module(self, name: str) -> str:
         folder = Path(self.script) if Path(self.script).is_dir() else Path(self.script).parent
@@ -204,6 +227,14 @@ class Failure:
             f"add {package} to requirements.txt next to the script and pass --requirements, "
             "or pass your own module with --include"
         )
+
+
+def remedy_of(cause: str, framework: str) -> str:
+    """Return the remedy for a cause in a job of a framework."""
+    if framework == frameworks.TENSORFLOW:
+        return CAUSES[cause].remedy
+    of_framework = {**_OF_OTHERS, **_OF_FRAMEWORK.get(framework, {})}
+    return of_framework.get(cause, CAUSES[cause].remedy)
 
 
 def exception_in(reason: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from train.gang import cause_names, listing
 from train.gang.watch import causes
 from train.gang.watch.views import View, views_in_training
-from train.host import ends, progress_records, rank_files, tracebacks
+from train.host import ends, frameworks, progress_records, rank_files, tracebacks
 
 #: A rank may be ahead of its last record by this many times the distance between two records.
 _STRIDES = 2
@@ -95,8 +95,10 @@ def _never_began(training: Sequence[View]) -> Iterator[str]:
         if state.get("port") and not view.was_running and not view.record and seconds > _SHORT:
             idle.append(view)
     if idle:
+        is_tensorflow = idle[0].target.framework == frameworks.TENSORFLOW
+        begun = "opening a port" if is_tensorflow else "joining the others"
         yield (
-            f"{_named(idle)} ended without opening a port or reporting a step: check that "
+            f"{_named(idle)} ended without {begun} or reporting a step: check that "
             "the script is meant to train, and that it calls its training function"
         )
 
@@ -105,7 +107,8 @@ def _alone(training: Sequence[View]) -> Iterator[str]:
     """Yield a doubt about ranks that have trained without the others."""
     alone = [view for view in training if view.state.get("alone")]
     if alone:
-        yield f"{_named(alone)} {TRAINED_ALONE}; {causes.CAUSES[cause_names.ALONE].remedy}"
+        remedy = causes.remedy_of(cause_names.ALONE, alone[0].target.framework)
+        yield f"{_named(alone)} {TRAINED_ALONE}; {remedy}"
 
 
 def _left_at_work(training: Sequence[View]) -> Iterator[str]:

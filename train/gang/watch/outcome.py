@@ -188,9 +188,9 @@ def failed_at(
     step = view.state.get("step")
     if step is None:
         step = max((v.record["step"] for v in views if "step" in v.record), default=None)
-    script = view.target.script
+    script, framework = view.target.script, view.target.framework
     failure = causes.Failure(
-        cause, view.target.task, view.state.get("exit_code"), reason, step, script
+        cause, view.target.task, view.state.get("exit_code"), reason, step, script, framework
     )
     lines = [f"{view.target.task} on {view.target.host} {reason}{_reported(reported_by)}"]
     waited = _waited(views, view)

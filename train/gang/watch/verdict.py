@@ -29,7 +29,7 @@ from train.gang.watch.outcome import (
 )
 from train.gang.watch.polling import Limits
 from train.gang.watch.views import View, is_secondary, views_in_training
-from train.host import records
+from train.host import frameworks, records
 from train.host.ends import START_TIMEOUT
 from train.host.probe import OPEN, REFUSED
 from train.host.records import ABSENT
@@ -47,6 +47,12 @@ QUIET = 10.0
 PROBE_AFTER = 8.0
 PROBE_AGAIN = 2.0
 PROBES = 6
+#: What a rank has not done yet, and what the others wait for.
+_START_OF = {
+    frameworks.TENSORFLOW: ("opened its port", "creates its strategy"),
+    frameworks.JAX: ("joined the others", "calls jax.distributed.initialize"),
+    frameworks.TORCH: ("joined the others", "calls torch.distributed.init_process_group"),
+}
 
 
 class Verdict:
@@ -201,7 +207,7 @@ class Verdict:
         return PeerFinding(task, cause_names.NOT_STARTED, view.error)
 
     def _kept_waiting(self, needed: Sequence[View]) -> PeerFinding | None:
-        """Show notices about active ranks that have not opened their port for a while.
+        """Show notices about active ranks that have not started for a while.
 
         If another running rank has waited too long for one of them, return that as a finding.
         """
@@ -209,10 +215,11 @@ class Verdict:
         begun = [(view, view.began_at) for view in needed if view.phase == records.STARTING]
         late = [(v, at) for v, at in begun if at and clock - at > limits.start_timeout + NOTICE]
         for view, at in late:
+            start, until = _START_OF.get(view.target.framework, _START_OF[frameworks.TENSORFLOW])
             text = (
-                f"{view.target.task} ({view.target.host}) has not opened its port for "
-                f"{clock - at:.0f} s, but is active: the other ranks wait until it creates "
-                "its strategy (train_job_start_timeout sets a limit)"
+                f"{view.target.task} ({view.target.host}) has not {start} for "
+                f"{clock - at:.0f} s, but is active: the other ranks wait until it {until} "
+                "(train_job_start_timeout sets a limit)"
             )
             self._journal.notice("starting", text, view, once=view.target.task)
         up = [v.running_at for v in needed if v.phase == records.RUNNING and v.running_at]
@@ -220,7 +227,9 @@ class Verdict:
         if not (late and up and limit and clock - min(up) > limit):
             return None
         view = min(late, key=lambda one: one[1])[0]
-        reason = f"did not open its port while others waited for {limit:g} s"
+        is_tensorflow = view.target.framework == frameworks.TENSORFLOW
+        start = "open its port" if is_tensorflow else "join the others"
+        reason = f"did not {start} while others waited for {limit:g} s"
         return PeerFinding(
             view.target.task, START_TIMEOUT, f"{reason} (train_job_start_wait_timeout)"
         )

@@ -11,7 +11,15 @@ from typing import Any
 from train.gang.job_records import RankResult
 from train.gang.watch.causes import TERMINATED, exception_in, last_line_in
 from train.gang.watch.script_faults import known_fault
-from train.host import console, ends, plain_text, progress_records, records, tracebacks
+from train.host import (
+    console,
+    ends,
+    frameworks,
+    plain_text,
+    progress_records,
+    records,
+    tracebacks,
+)
 from train.host.progress_records import Progress
 from train.host.records import ABSENT, RankState
 from train.host.terminal import LogLines
@@ -62,6 +70,7 @@ class Target:
     start_error: str = ""  # why the host did not start the rank, or empty if it did
     attempt: int = 1  # the rank's attempt; data of other attempts is ignored
     script: str = ""  # path of the script on the control node, if known
+    framework: str = frameworks.TENSORFLOW
     job: str = ""
 
     @property

@@ -35,7 +35,7 @@ from train.gang.watch import (
     polling,
     views,
 )
-from train.host import json_files, rank_files, records, updates
+from train.host import frameworks, json_files, rank_files, records, updates
 from train.host.records import ABSENT, Update
 
 #: The outcome in the job's folder, from the end of the watch until ``result.json`` is written.
@@ -160,7 +160,9 @@ def _gang(play: connections.Play, args: Args, say: Callable[[str], None]) -> fol
     for host, found, planned in _ranks(play, args, manifest.get("ranks", ())):
         start = play.registered(host, args["started"])
         target = _target(play, host, found, planned, start)
-        targets.append(replace(target, script=str(manifest.get("script", ""))))
+        script = str(manifest.get("script", ""))
+        framework = str(manifest.get("framework", frameworks.TENSORFLOW))
+        targets.append(replace(target, script=script, framework=framework))
     configs = list(manifest.get("tf_config", {}).values())
     peers = diagnosis.peers_of(configs[0]["cluster"]) if configs else {}
     limits, folder = _limits(args), args["metrics_dir"]

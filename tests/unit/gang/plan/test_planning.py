@@ -13,9 +13,16 @@ from tests.unit.gang.hostile import FACTS, FILE, archive_of
 from tests.unit.gang.made_up_play import a_play
 from train.gang import notify
 from train.gang.errors import UserError
-from train.gang.plan import planning
+from train.gang.plan import planning, script_files
 
 NAMES = ("node-0", "node-1")
+ENVIRONMENT = {
+    "root": "/opt/tf",
+    "variant": "cpu",
+    "python_series": "3.11",
+    "lock_sha256": "0",
+    "package_environments": [],
+}
 CLUSTER = {"worker": ["node-0:12345", "node-1:12345"]}
 
 
@@ -34,6 +41,7 @@ class Plans:
         self.script.write_text("import tensorflow\n")
         self.checks: dict[str, Any] = {name: {"host": facts(name)} for name in NAMES}
         self.environment_names: list[str] = []
+        self.framework = "tensorflow"
 
     def args(self, **changed: Any) -> Any:
         ranks = {
@@ -47,7 +55,11 @@ class Plans:
         }
         return {
             "placement": {"groups": groups, "hosts": NAMES, "left_out": {}},
-            "variables": {"ranks": ranks, "environment_names": [], "environment_differs": []},
+            "variables": {
+                "framework": self.framework,
+                **{"ranks": ranks, "environment_names": [], "environment_differs": []},
+            },
+            "rank_environments": {name: {"RANK": str(n)} for n, name in enumerate(NAMES)},
             **{"tf_config": tf_config, "packages": None, "registered": "preflight"},
             **{"attempt": 1, "job": "night", "runs_dir": str(self.runs_dir)},
             **{"script": str(self.script), "module": "", "include": [], "exclude": []},
@@ -132,7 +144,7 @@ def test_code_that_was_changed_since_is_not_started_again(plans: Plans) -> None:
 
 
 def test_hosts_without_tensorflow_are_named_if_the_script_needs_it(plans: Plans) -> None:
-    plans.checks["node-1"]["lacks_tensorflow"] = True
+    plans.checks["node-1"]["lacks_framework"] = True
     message = r"^TensorFlow is not installed on node-1: /opt/tf/bin/python cannot import it, but m"
     with pytest.raises(UserError, match=message) as refused:
         plans.plan()
@@ -142,8 +154,44 @@ def test_hosts_without_tensorflow_are_named_if_the_script_needs_it(plans: Plans)
     plans.plan()
 
 
+def test_hosts_without_another_framework_are_named_if_the_script_needs_it(plans: Plans) -> None:
+    plans.framework = "jax"
+    plans.checks["node-1"]["lacks_framework"] = True
+    plans.plan(check_mode=True)  # it imports TensorFlow only
+    plans.script.write_text("import jax\n")
+    with pytest.raises(UserError, match=r"^JAX is not installed on node-1: .* an interpreter wit"):
+        plans.plan(check_mode=True)
+    for name in NAMES:
+        plans.checks[name]["host"]["environment"] = ENVIRONMENT
+    packages = {"name": "packages-1", "requirements": "", "lock": "", "sends_wheels": False}
+    plans.plan(check_mode=True, packages=packages)  # they may contain it
+    plans.framework = "none"
+    plans.plan(check_mode=True)
+
+
+def test_the_projects_own_program_needs_tensorflow(plans: Plans) -> None:
+    plans.framework = "torch"
+    with pytest.raises(UserError, match=r"train/worker\.py, .* train_job_framework is torch: pass"):
+        plans.plan(script=str(script_files.WORKER))
+
+
+def test_what_a_plan_notes_about_another_framework(plans: Plans) -> None:
+    plans.framework = "torch"
+    for name in NAMES:
+        plans.checks[name]["host"]["versions"] = {"torch": "2.13.0"}
+    planned = plans.plan()
+    assert planned["rank_environments"]["node-1"] == {"RANK": "1"}
+    assert planned["visible_gpus"] == dict.fromkeys(NAMES)
+    assert plans.manifest()["versions"]["torch"] == ["2.13.0"]
+    plans.checks["node-1"]["host"]["versions"] = {"torch": "2.12.0"}
+    with pytest.raises(
+        UserError, match=r"of PyTorch \(2\.12\.0 on node-1; 2\.13\.0 on node-0\): in"
+    ):
+        plans.plan(check_mode=True)
+
+
 def test_a_script_without_tensorflow_needs_none(plans: Plans) -> None:
-    plans.checks["node-1"]["lacks_tensorflow"] = True
+    plans.checks["node-1"]["lacks_framework"] = True
     plans.script.write_text("print('hello')\n")
     assert plans.plan()["changed"] is True
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from train.gang.plan.script_imports import needs_tensorflow, packages
+from train.gang.plan.script_imports import needs, packages
 
 USES = "import tensorflow as tf\n"
 
@@ -44,7 +44,8 @@ def test_what_a_script_imports(files: dict[str, str], expected: bool, tmp_path: 
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert needs_tensorflow("main.py", {name: tmp_path / name for name in files}) == expected
+    found = {name: tmp_path / name for name in files}
+    assert needs("tensorflow", "main.py", found) == expected
 
 
 SCRIPT = """\
