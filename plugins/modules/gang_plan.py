@@ -26,6 +26,10 @@ options:
     description: The number of the attempt, from 1.
     type: int
     required: true
+  grown:
+    description: Whether the previous attempt was ended so that more hosts can take part.
+    type: bool
+    default: false
   script:
     description: The training script, or the folder that contains it.
     type: str

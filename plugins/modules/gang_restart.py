@@ -66,6 +66,10 @@ min_workers:
   description: The smallest number of workers to start the attempt with; 0 for all.
   returned: success
   type: int
+grows:
+  description: Whether the previous attempt was ended so that more hosts can take part.
+  returned: success
+  type: bool
 result:
   description: The content of C(result.json), if the job has ended.
   returned: success

@@ -78,6 +78,27 @@ options:
       Seconds without a connection to any host after which the watch ends; 0 for no limit.
     type: float
     required: true
+  groups:
+    description: The hosts of each task type, and spare hosts, as in C(train_job_groups).
+    type: dict
+    required: true
+  grow:
+    description: >-
+      Whether the attempt ends once missing hosts can take part again: V(auto), if the job has
+      written a checkpoint; V(always); or V(never).
+    type: str
+    choices: [auto, always, never]
+    default: never
+  grow_check:
+    description: Seconds between two checks of a missing host.
+    type: float
+    default: 60
+  grow_interval:
+    description: >-
+      The shortest time in seconds from the start of the watch until the attempt ends to grow, and
+      from then on until the expected end of the job.
+    type: float
+    default: 600
   metrics_dir:
     description: The folder for metrics in Prometheus' text format; empty for none.
     type: str
@@ -106,11 +127,13 @@ EXAMPLES = r"""
     grace: 10
     straggler_factor: 1.5
     disconnected_timeout: 60
+    groups:
+      worker: [node-1, node-2]
 """
 
 RETURN = r"""
 state:
-  description: V(completed), V(failed) or V(stopped).
+  description: V(completed), V(failed) or V(stopped); the last one also if the job grows.
   returned: success
   type: str
 message:

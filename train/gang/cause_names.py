@@ -14,11 +14,14 @@ PROXY = "proxy"
 WEIGHTS = "weights"
 LEFT = "left"
 ALONE = "alone"
+#: Not a failure: the gang was stopped to continue with more hosts.
+GROWN = "grown"
 
 #: All causes.
 CAUSES = frozenset(
     {
         *(UNREACHABLE, NOT_STARTED, FROZEN, NETWORK, ADDRESS, BLOCKED, PROXY, WEIGHTS, LEFT, ALONE),
+        GROWN,
         *(ends.EXIT, ends.SIGNAL, ends.MEMORY, ends.DISK, ends.DOWNLOAD, ends.START_TIMEOUT),
         *(ends.HUNG, ends.LINGERED, ends.MAX_RUNTIME, ends.STOPPED, ends.SUPERVISOR),
         *(ends.INTERNAL, ends.REBOOT, ends.UNSTARTABLE, ends.BUSY),

@@ -6,7 +6,7 @@ docs/formats.md describes every field. Records that hosts also write are in trai
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any, NotRequired, TypedDict, cast
 
 from train.host import json_files
 from train.host.host_facts import HostFacts
@@ -53,6 +53,7 @@ class Attempt(TypedDict):
     staged: bool
     ranks: dict[str, str]
     left_out: dict[str, str]
+    grown: NotRequired[bool]  # whether the previous attempt was ended to continue with more hosts
 
 
 class Policy(TypedDict):

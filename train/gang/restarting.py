@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from train.gang import connections, login_failures, reports
+from train.gang import cause_names, connections, login_failures, reports
 from train.gang.connections import Args
 from train.gang.errors import UnreachableError, UserError
 from train.gang.job_records import Manifest, ResultRecord
@@ -102,17 +102,19 @@ def await_restart(play: connections.Play, args: Args) -> Returned:
     be reached.
 
     The result contains ``attempt``, the number of the next attempt, and ``min_workers``, which is 0
-    while all hosts are required.
+    while all hosts are required. A job that ``grows`` requires no more hosts than before.
     """
     run_dir, before = Path(args["run_dir"]).expanduser(), args["before"]
     manifest = read_manifest(run_dir.name, run_dir.parent)
     is_retry = before.get("then") == RESTART and "refusals" in before
     refusals = int(before["refusals"]) if is_retry else 0
     failed_at = float(before["failed_at"]) if is_retry else time.time()
+    ended = causes.last_result(run_dir)
+    grows = bool(before.get("grows"))
     if is_retry:
         pause = min(_LONGEST_PAUSE_S, _POLL_S * 2 ** (refusals - 1))
     else:
-        ended = causes.last_result(run_dir)
+        grows = ended is not None and ended["cause"] == cause_names.GROWN
         pause = float(ended["restart_delay"]) if ended else 0.0
         pause += random.uniform(0.0, _JITTER_S) if before.get("overtaken") else 0.0
     groups = {kind: list(hosts) for kind, hosts in args["groups"].items()}
@@ -141,7 +143,8 @@ def await_restart(play: connections.Play, args: Args) -> Returned:
         "job": run_dir.name,
         "then": WATCH,
         "attempt": manifest["attempt"] + 1,
-        "min_workers": 0 if is_patient else manifest["policy"]["min_workers"],
+        "min_workers": 0 if is_patient and not grows else manifest["policy"]["min_workers"],
+        "grows": grows,
         "is_patient": is_patient,
         "failed_at": failed_at,
         "refusals": refusals,

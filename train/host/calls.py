@@ -131,6 +131,12 @@ def stop_request(params: Params) -> CallResult:
     return {"stopped": request.get("reason") or "was stopped"}
 
 
+def has_checkpoint(params: Params) -> CallResult:
+    """Return whether ``found`` any file in the checkpoint folder of the rank in ``rank_dir``."""
+    spec = ranks.specification(params["rank_dir"])
+    return {"found": bool(spec) and ranks.holds_file(ranks.checkpoint_dir(spec))}
+
+
 def _stop_ranks(
     found: List[str], params: Params, check: bool, permanent: bool
 ) -> List[records.StopReport]:
@@ -199,6 +205,7 @@ def _problem(task: str, report: records.StopReport) -> str:
 #: makes. Only the module of the call is imported, because the host has to compile it.
 CALLS = {
     "environment_info": "environments.describe",
+    "has_checkpoint": "calls.has_checkpoint",
     "host_check": "preflight.check",
     "host_examine": "checkup.check",
     "job_info": "jobs.list_here",

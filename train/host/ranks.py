@@ -124,6 +124,17 @@ def specification(rank_dir: str) -> records.RankSpec:
     return cast(records.RankSpec, json_files.read_whole(path) or {})
 
 
+def checkpoint_dir(spec: records.RankSpec) -> str:
+    """Return the folder that a rank's script gets as TRAIN_CHECKPOINT_DIR."""
+    in_results = os.path.join(spec["results_dir"], rank_files.CHECKPOINT_DIR)
+    return spec["checkpoint_dir"] or in_results
+
+
+def holds_file(folder: str) -> bool:
+    """Return whether a folder or its subfolders contain any file."""
+    return any(files for _, _, files in os.walk(folder))
+
+
 def _state_file(rank_dir: str) -> str:
     return os.path.join(rank_dir, rank_files.STATE_FILE)
 

@@ -233,6 +233,9 @@ def task_order(task: str) -> Tuple[int, int]:
 
 
 def restarts_made(manifest: Mapping[str, Any]) -> int:
-    """Return how often a job was restarted; attempts that were never staged do not count."""
-    staged = [attempt for attempt in manifest["attempts"] if attempt["staged"]]
-    return max(0, len(staged) - 1)
+    """Return how often a job was restarted.
+
+    Attempts that were never staged do not count, nor those with which a job grew.
+    """
+    attempts = [one for one in manifest["attempts"] if one["staged"] and not one.get("grown")]
+    return max(0, len(attempts) - 1)

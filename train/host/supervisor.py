@@ -162,10 +162,6 @@ class Supervisor:
     def _save(self) -> None:
         ranks.write_state(self.rank_dir, self.state)
 
-    def _checkpoint_dir(self) -> str:
-        results = self.spec["results_dir"]
-        return self.spec["checkpoint_dir"] or os.path.join(results, rank_files.CHECKPOINT_DIR)
-
     def _environment(self, temporary_dir: str) -> Dict[str, str]:
         # Variables of Ansible's login shell are not for the script.
         dropped = ("ANSIBLE_ASYNC_DIR", "PYTHONPATH", "PYTHONHOME")
@@ -180,7 +176,7 @@ class Supervisor:
                 rank_environment.ENV_RANK_DIR: self.rank_dir,
                 rank_environment.ENV_PROGRESS: self._path(rank_files.PROGRESS_FILE),
                 rank_environment.ENV_MODEL_DIR: os.path.join(results, rank_files.MODEL_DIR),
-                rank_environment.ENV_CHECKPOINT_DIR: self._checkpoint_dir(),
+                rank_environment.ENV_CHECKPOINT_DIR: ranks.checkpoint_dir(self.spec),
                 rank_environment.ENV_CHECKPOINT_COPY: "1" if self.spec["checkpoint_copy"] else "0",
                 rank_environment.ENV_TENSORBOARD_DIR: os.path.join(
                     results, rank_files.TENSORBOARD_DIR
@@ -213,7 +209,7 @@ class Supervisor:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _WAKING)
             end_with_parent()
 
-        self.state["checkpoint_found"] = _holds_file(self._checkpoint_dir())
+        self.state["checkpoint_found"] = ranks.holds_file(ranks.checkpoint_dir(self.spec))
         environment = self._environment(temporary.create(self.rank_dir))
         # Not through the link to the current environment, which may change before the job ends.
         folder, name = os.path.split(self.spec["python"])
@@ -533,11 +529,6 @@ def glibc() -> Tuple[int, ...]:
     """Return the version of this host's glibc, such as (2, 36); (0,) with another C library."""
     name, version = platform.libc_ver()
     return tuple(int(part) for part in version.split(".")) if name == "glibc" else (0,)
-
-
-def _holds_file(folder: str) -> bool:
-    """Return whether a folder or its subfolders contain any file."""
-    return any(files for _, _, files in os.walk(folder))
 
 
 def _ask_for_stacks(pid: int) -> None:

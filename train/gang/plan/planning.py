@@ -251,6 +251,7 @@ def _with_attempt(
         "staged": False,
         "ranks": {rank["task"]: rank["host"] for rank in ranks},
         "left_out": dict(args["placement"]["left_out"]),
+        "grown": bool(args["grown"]),
     }
     return {
         **manifest,

@@ -105,6 +105,7 @@ CAUSES = {
     cause_names.ALONE: Cause(
         False, "create the strategy in every rank, and leave TF_CONFIG unchanged"
     ),
+    cause_names.GROWN: Cause(True, ""),
     cause_names.WEIGHTS: Cause(False, f"check what differs between the hosts with {_DOCTOR}"),
 }
 
@@ -285,10 +286,14 @@ def why_not_again(failure: Failure, before: Failure | None, restarts: int, most:
 def next_attempt(result: ResultRecord, run_dir: Path) -> ResultRecord:
     """Decide whether another attempt follows. Return the fields of ``result.json`` about that."""
     manifest = read_manifest(run_dir)
-    if manifest is None or result["state"] != "failed":
+    grows = result["cause"] == cause_names.GROWN
+    if manifest is None or not (grows or result["state"] == "failed"):
         return {"restart": False, "restart_reason": "", "restarts_left": 0, "restart_delay": 0.0}
     policy, made, before = manifest["policy"], records.restarts_made(manifest), _before(run_dir)
     most = int(policy["max_restarts"])
+    if grows:
+        left = max(0, most - made)
+        return {"restart": True, "restart_reason": "", "restarts_left": left, "restart_delay": 0.0}
     why_not = why_not_again(failure_of(result), failure_of(before) if before else None, made, most)
     restart = not why_not
     delay = min(_LONGEST_DELAY, float(policy["restart_delay"]) * 2**made)

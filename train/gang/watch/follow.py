@@ -14,9 +14,10 @@ from pathlib import Path
 from train.gang.job_records import EVENTS_FILE
 from train.gang.watch.activity import Activity
 from train.gang.watch.diagnosis import Peers, Probe
+from train.gang.watch.growing import Growth
 from train.gang.watch.journal import Journal
 from train.gang.watch.notices import Notices
-from train.gang.watch.outcome import GangOutcome
+from train.gang.watch.outcome import GangOutcome, grown
 from train.gang.watch.polling import Limits, Poll, Ranks, holes_of
 from train.gang.watch.reachability import Reachability
 from train.gang.watch.stragglers import Stragglers
@@ -72,15 +73,19 @@ class FollowedGang(Ranks):
             )
             view.lines = files["progress"].lines()
 
-    def follow(self) -> GangOutcome:
-        """Follow the ranks until the job is over.
+    def follow(self, growth: Growth | None = None) -> GangOutcome:
+        """Follow the ranks until the attempt is over, or until the job should grow.
 
         While ranks train, the loss of a non-training task ends the job, unless it is a worker that
         training can continue without. Once training is done, failures of non-training tasks do not
         count. Tasks that end by themselves, and evaluators at work, then have
         ``non_training_exit_timeout`` seconds to end.
         """
-        return self._run(lambda: self._judge(time.monotonic()), wait=WAIT)
+        try:
+            return self._run(lambda: self._judge(time.monotonic(), growth), wait=WAIT)
+        finally:
+            if growth is not None:
+                growth.close()
 
     def drain(self, say: Callable[[str], None] | None = None) -> None:
         """Fetch all remaining data from the hosts, without waiting. ``say`` shows the progress."""
@@ -157,8 +162,8 @@ class FollowedGang(Ranks):
             self._journal.say(slow.text)
             self._journal.write(straggler=asdict(slow))
 
-    def _judge(self, now: float) -> GangOutcome | None:
-        """Return how the job ended, or None if that is not decided yet.
+    def _judge(self, now: float, growth: Growth | None) -> GangOutcome | None:
+        """Return how the attempt ends, or None if that is not decided yet.
 
         Show the notices that are due.
         """
@@ -173,4 +178,9 @@ class FollowedGang(Ranks):
             return None
         if not self._reachability.is_settled(now):
             return None
-        return self._verdict.reach(now, self._reachability.cut_since is not None)
+        ended = self._verdict.reach(now, self._reachability.cut_since is not None)
+        is_whole = all(view.phase == records.RUNNING for view in self._training)
+        if ended is None and is_whole and growth is not None:
+            back = growth.returned(now, self._training)
+            return grown(back) if back else None
+        return ended

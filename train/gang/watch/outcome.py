@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from train.gang import cause_names, suggestions
 from train.gang.job_records import ResultRecord
+from train.gang.login_failures import names_of
 from train.gang.watch import causes, doubts
 from train.gang.watch.diagnosis import PathBetween, cut_off, each_other, how_cut_off
 from train.gang.watch.views import View, is_secondary, views_in_training
@@ -19,6 +20,10 @@ FROZEN_LIMIT = 20.0
 #: Maximum seconds from the end of a rank that lost another one to the end of the lost rank. A
 #: process closes its connections before it ends.
 _LEAVING = 5.0
+#: The beginning of the outcome of a gang that is stopped to continue with more hosts, and of the
+#: reason for which its ranks are stopped.
+_GROWS = "the job grows: "
+_STOPPED_TO_GROW = f"was stopped because {_GROWS}"
 #: Messages of TensorFlow about a lost rank, and of train/worker.py about an unreachable one.
 _NAMED_AS_LOST = re.compile(
     r"TrainingError: (?:lost contact with (?P<lost>\w+-[0-9]+(?:, \w+-[0-9]+)*):"
@@ -35,10 +40,24 @@ class GangOutcome:
     state: str  # ``completed``, ``failed`` or ``stopped``
     root_cause: str | None  # the task first at fault, or None if there is none
     message: str  # for people: the task, what happened, the remedy and the last lines
-    cause: str = ""  # a key of causes.CAUSES; empty unless failed
+    cause: str = ""  # a key of causes.CAUSES if failed, or GROWN; otherwise empty
     step: int | None = None  # the last step of the root cause, or else of any rank
     unreachable: Sequence[str] = field(default_factory=list)  # hosts that do not answer
     doubts: Sequence[str] = field(default_factory=list)  # doubts that arose while the job ran
+
+
+def grown(hosts: Sequence[str]) -> GangOutcome:
+    """Return the outcome of an attempt that ends so that ``hosts`` can take part again."""
+    message = f"{_GROWS}{names_of(hosts)} can take part again"
+    return GangOutcome("stopped", None, message, cause=cause_names.GROWN)
+
+
+def stopped_for(reason: str) -> GangOutcome:
+    """Return the outcome of a job whose training ranks were all stopped for the same reason."""
+    if reason.startswith(_STOPPED_TO_GROW):  # by a watch that ended before it wrote the result
+        message = _GROWS + reason[len(_STOPPED_TO_GROW) :]
+        return GangOutcome("stopped", None, message, cause=cause_names.GROWN)
+    return GangOutcome("stopped", None, f"the job {reason}")
 
 
 def named_by(view: View) -> set[str]:

@@ -24,6 +24,7 @@ from train.gang.watch.outcome import (
     how_it_left,
     neither_at_fault,
     rank_that_left,
+    stopped_for,
     stuck,
     who_lost_contact,
 )
@@ -122,7 +123,7 @@ class Verdict:
             return None
         reasons = list(dict.fromkeys(view.state.get("reason") or "was stopped" for view in stopped))
         if len(reasons) == 1 and all(view.phase == records.STOPPED for view in self._training):
-            return GangOutcome("stopped", None, f"the job {reasons[0]}")
+            return stopped_for(reasons[0])
         named = (
             f"{view.target.task} {view.state.get('reason') or 'was stopped'}" for view in stopped
         )

@@ -13,7 +13,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
-from train.gang import connections, notify, reports, run_folders, suggestions
+from train.gang import cause_names, connections, notify, reports, run_folders, suggestions
 from train.gang.connections import Args
 from train.gang.job_records import (
     MANIFEST_FILE,
@@ -29,6 +29,7 @@ from train.gang.watch import (
     causes,
     diagnosis,
     follow,
+    growing,
     journal,
     metrics,
     outcome,
@@ -48,10 +49,11 @@ def follow_gang(play: connections.Play, args: Args) -> dict[str, object]:
     """Follow all ranks until the gang has ended, and keep the outcome for ``report``."""
     run_dir = Path(args["run_dir"]).expanduser()
     gang = _gang(play, args, connections.say)
+    manifest = run_folders.read_manifest(run_dir.name, run_dir.parent)
     if not args["ranks"]:  # attach has stored the hosts' manifest, which is staged
-        manifest = run_folders.read_manifest(run_dir.name, run_dir.parent)
         json_files.write_json(str(run_dir / MANIFEST_FILE), staged(manifest))
-    ended = gang.follow()
+    growth = growing.growth_of(play, args, manifest, views.views_in_training(gang.views))
+    ended = gang.follow(growth)
     json_files.write_json(str(run_dir / OUTCOME_FILE), asdict(ended))
     return {
         "state": ended.state,
@@ -123,7 +125,8 @@ def _announce_restart(run_dir: Path, result: ResultRecord) -> None:
     about = {name: value for name, value in result.items() if name in names}
     journal.write_event(run_dir, restart={"attempt": number, "delay": delay, **about})
     first = result["message"].partition("\n")[0]
-    connections.say(f"attempt {number - 1} failed: {first}; attempt {number} starts in {delay:g} s")
+    how = "ended" if result["cause"] == cause_names.GROWN else "failed"
+    connections.say(f"attempt {number - 1} {how}: {first}; attempt {number} starts in {delay:g} s")
 
 
 def _fetch_error_of(play: connections.Play, args: Args, rank: RankResult) -> str:
