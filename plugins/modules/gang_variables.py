@@ -62,7 +62,7 @@ modules:
   type: list
   elements: raw
 beside:
-  description: See M(tensorflow_ansible.cluster.gang_neighbours).
+  description: See M(tensorflow_ansible.cluster.gang_neighbors).
   returned: success
   type: dict
 """

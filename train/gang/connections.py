@@ -317,7 +317,7 @@ class Play:
         plugin, address, port, user = (str(variables.get(name) or "") for name in names)
         return plugin, address or (host if plugin != "local" else ""), port, user
 
-    def neighbours(self) -> dict[str, list[str]]:
+    def neighbors(self) -> dict[str, list[str]]:
         """Return, for each host, all hosts that are reached in the same way, including itself.
 
         These share a machine. Machines are distinguished as in playbooks/machines.yml.

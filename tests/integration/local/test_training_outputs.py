@@ -324,7 +324,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"normalize": "imagenet"},
-        "--normalize imagenet requires images with three colour channels, but digits has the "
+        "--normalize imagenet requires images with three color channels, but digits has the "
         "shape [8, 8, 1]",
     ),
     ({"class_weights": (1.0, 2.0)}, "--class-weights has 2 numbers, but digits has 10 classes"),
