@@ -95,6 +95,7 @@ def largest_weight(model: Path) -> float:
     return max(float(abs(array).max()) for array in weights)
 
 
+@pytest.mark.soak
 def test_patience_that_comes_and_goes_leaves_weights_that_were_kept(
     start: Start, tf_python: str, tmp_path: Path
 ) -> None:
@@ -417,6 +418,7 @@ def build_optimizer(learning_rate):
 """
 
 
+@pytest.mark.soak
 def test_own_modules_learn_numbers_and_classes(
     start: Start, tf_python: str, tmp_path: Path
 ) -> None:
