@@ -19,7 +19,7 @@ help:
 	@echo "make unit       run the unit tests: two minutes, no TensorFlow, no Docker engine"
 	@echo "make test       run the unit tests and the tests of jobs on this machine"
 	@echo "make hosts      run the tests with hosts in containers: SSH, Slurm, the set-up roles, Molecule; needs a Docker engine"
-	@echo "make soak       run the long forms of the tests with random faults: an hour, before a release"
+	@echo "make soak       run the tests that take too long for every change: two hours, before a release"
 	@echo "make lint       ansible-lint, yamllint, codespell, ruff, import-linter, mypy, syntax checks"
 	@echo "make bench      compare with two commands typed by hand"
 	@echo "make docs       build the documentation as a site, in .cache/site"
@@ -65,22 +65,23 @@ PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-re
 HOST_TESTS := $(addprefix tests/integration/, ssh roles slurm cloud)
 
 test: .venv/dev.stamp
-	$(PYTEST) $(HOST_TESTS:%=--ignore=%) $(ARGS)
+	$(PYTEST) -m "not soak" $(HOST_TESTS:%=--ignore=%) $(ARGS)
 
 hosts: .venv/dev.stamp
 	$(PYTEST) -m "not soak" $(HOST_TESTS) $(ARGS)
 
-# The long forms of the randomized tests, and of the tests of a control node without a network and of Slurm's time
-# limit. They run in one process with their output shown. Then all tests of cloud instances.
+# First the long forms of the randomized tests, and of the tests of a control node without a network and of Slurm's
+# time limit. They run in one process with their output shown. Then the other tests with the mark soak.
+LONG_TESTS := $(addprefix tests/integration/, ssh/test_faults.py local/test_training_resume.py slurm/test_slurm_jobs.py)
+
 soak: export SOAK_FAULTS ?= 50
 soak: export SOAK_KILLS ?= 20
 soak: export KILL_POINTS ?= 20
 soak: export CUT_SECONDS ?= 300
 soak: export SLURM_REAL_LIMIT ?= 1
 soak: .venv/dev.stamp
-	$(BIN)/python -m pytest -s tests/integration/ssh/test_faults.py tests/integration/local/test_training_resume.py \
-	  tests/integration/slurm/test_slurm_jobs.py $(ARGS)
-	$(PYTEST) tests/integration/cloud $(ARGS)
+	$(BIN)/python -m pytest -s $(LONG_TESTS) $(ARGS)
+	$(PYTEST) -m soak tests/integration $(LONG_TESTS:%=--ignore=%) $(ARGS)
 
 # Creates the hosts at the start, and removes them at the end, also after Ctrl-C.
 molecule: .venv/dev.stamp

@@ -86,7 +86,7 @@ framework:
   returned: success
   type: str
 beside:
-  description: See M(tensorflow_ansible.cluster.gang_neighbours).
+  description: See M(tensorflow_ansible.cluster.gang_neighbors).
   returned: success
   type: dict
 """

@@ -21,7 +21,7 @@ options:
   beside:
     description: >-
       All names of this host's machine in the play, see
-      M(tensorflow_ansible.cluster.gang_neighbours).
+      M(tensorflow_ansible.cluster.gang_neighbors).
     type: list
     elements: str
     default: []

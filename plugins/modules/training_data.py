@@ -62,6 +62,11 @@ missing:
   description: Names of missing or wrong data, each with the reason.
   type: dict
   returned: O(state) is V(checked)
+unplaced:
+  description: Names of data that the role has never placed at this destination.
+  type: list
+  elements: str
+  returned: O(state) is V(checked)
 paths:
   description: The path of the data on the host, by name.
   type: dict
@@ -259,6 +264,7 @@ def run(params: Dict[str, Any], dry: bool) -> Dict[str, Any]:
         return {
             "root": str(root),
             "missing": {name: why for name, why in missing.items() if why},
+            "unplaced": [one.name for one in data if one.identity is None],
             "paths": {one.name: str(one.target) for one in data},
         }
     (one,) = data

@@ -28,7 +28,7 @@ from train.host import records
 from train.host.terminal import LogLines
 
 #: Colors of tasks. A task always has the same color, and adjacent tasks have different ones.
-COLOURS = (
+COLORS = (
     *("cyan", "yellow", "green", "magenta", "blue", "bright_red"),
     *("bright_cyan", "bright_yellow", "bright_green", "bright_magenta", "bright_blue", "red"),
 )
@@ -40,10 +40,10 @@ _BLOCK = 1 << 20
 LEFT_OUT = "... lines may be missing here: output arrived faster than it could be printed ..."
 
 
-def colour_of(task: str) -> str:
+def color_of(task: str) -> str:
     """Return the color in which a task's lines are printed."""
     kind, index = records.task_order(task)
-    return COLOURS[(3 * kind + index) % len(COLOURS)]
+    return COLORS[(3 * kind + index) % len(COLORS)]
 
 
 def _same_file(one: BinaryIO, other: BinaryIO) -> bool:
@@ -108,7 +108,7 @@ class LogPrinter:
             console = Console(file=self._stream)
             for path in found:
                 with console.capture() as capture:
-                    text = Text(f"{path.stem:{width}} | ", style=colour_of(path.stem))
+                    text = Text(f"{path.stem:{width}} | ", style=color_of(path.stem))
                     console.print(text, end="", soft_wrap=True)
                 self._prefixes[path.stem] = capture.get()
         return [path for path in found if self.task in (None, path.stem)]

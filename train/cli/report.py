@@ -46,7 +46,7 @@ _LOG_LINES, _LOG_WIDTH = 40, 500
 #: Number of bytes to read from the end of a log for these lines.
 _LOG_BYTES = 64 * 1024
 #: The activities of a rank, in the order of the legend.
-_COLOURS = {
+_COLORS = {
     "starting": "#9aa5b1",
     "loading": "#b7a0d8",
     "training": "#3b82c4",
@@ -275,13 +275,13 @@ def _timeline(attempts: Sequence[AttemptFiles]) -> Iterator[Chart]:
         return
     traces = [
         {
-            "name": phase, "marker": {"color": colour},
+            "name": phase, "marker": {"color": color},
             "y": [row for row, _, _ in spans[phase]],
             "base": [at for _, at, _ in spans[phase]],
             "x": [length for _, _, length in spans[phase]],
             "hovertemplate": "%{y}: from %{base:.1f} s for %{x:.1f} s",
         }
-        for phase, colour in _COLOURS.items() if phase in spans
+        for phase, color in _COLORS.items() if phase in spans
     ]  # fmt: skip
     tasks = {task for attempt in attempts for task in attempt["progress"]}
     rows = sorted(tasks, key=records.task_order)
@@ -307,8 +307,8 @@ def _step_times(attempt: AttemptFiles) -> Iterator[Chart]:
             means[task] = {part: fmean(times) for part, times in parts.items()}
     if means:
         traces = [
-            {"name": name, "marker": {"color": colour}, "x": [one[part] for one in means.values()]}
-            for part, (name, colour) in _PARTS.items()
+            {"name": name, "marker": {"color": color}, "x": [one[part] for one in means.values()]}
+            for part, (name, color) in _PARTS.items()
         ]
         yield page.bars("Time per step", list(means), traces, "ms per step")
 

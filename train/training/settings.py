@@ -181,7 +181,7 @@ class Settings:
     )
     normalize: str = one_of(
         "normalization of images: subtract the mean of each pixel over the training set "
-        "(He et al.), or subtract ImageNet's mean of each colour and divide by its "
+        "(He et al.), or subtract ImageNet's mean of each color and divide by its "
         "standard deviation",
         ("none", "pixel-mean", "imagenet"),
     )

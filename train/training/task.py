@@ -187,7 +187,7 @@ def _preparation(normalize: str, found: data.Data) -> Callable[[Any], Any]:
     if normalize == "imagenet":
         if len(found.shape) != 3 or found.shape[2] != 3:
             raise ConfigError(
-                "--normalize imagenet requires images with three colour channels, but "
+                "--normalize imagenet requires images with three color channels, but "
                 f"{found.name} has the shape {list(found.shape)}"
             )
         mean, deviation = IMAGENET

@@ -154,6 +154,7 @@ def test_from_present_over_setup_and_a_job_to_absent(
     assert "gcp-" not in operator.known_hosts.read_text()
 
 
+@pytest.mark.soak
 @pytest.mark.docker
 def test_a_run_that_is_interrupted_is_removed_by_its_label(
     cloud: GoogleCloud, containers: Containers, operator: Operator

@@ -158,9 +158,9 @@ def test_a_locale_that_ansible_accepts_takes_the_place_of_others(
     "settings",
     [
         FOREIGN,
-        KEPT,
+        pytest.param(KEPT, marks=pytest.mark.soak),
         {"ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json", **LOCALES["not-installed"]},
-        {"ANSIBLE_STDOUT_CALLBACK": "yaml", **LOCALES["C"]},
+        pytest.param({"ANSIBLE_STDOUT_CALLBACK": "yaml", **LOCALES["C"]}, marks=pytest.mark.soak),
     ],
     ids=["foreign", "kept", "json", "yaml"],
 )

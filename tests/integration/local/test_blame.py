@@ -28,7 +28,7 @@ for number in range(1, int(sys.argv[1 + own]) + 1):
 
 
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("leaver", [0, 1])
+@pytest.mark.parametrize("leaver", [pytest.param(0, marks=pytest.mark.soak), 1])
 def test_a_rank_with_fewer_steps_is_named_and_not_the_one_that_lost_it(
     lab: Lab, tmp_path: Path, leaver: int
 ) -> None:
@@ -87,17 +87,23 @@ def test_a_rank_that_reads_data_before_it_opens_its_port_is_noticed_and_left_alo
 @pytest.mark.parametrize(
     ("arguments", "variables", "words"),
     [
-        (
+        pytest.param(
             ("60", "quiet"),
             {"train_job_start_idle_timeout": 4},
             "used no CPU time, read no data and wrote no output (train_job_start_idle_timeout)",
+            marks=pytest.mark.soak,
         ),
         (
             ("60", "busy"),
             {"train_job_start_idle_timeout": 3, "train_job_start_wait_timeout": 8},
             "did not open its port while others waited for 8 s (train_job_start_wait_timeout)",
         ),
-        (("60", "busy"), {"train_job_start_timeout": 4}, "within 4 s (train_job_start_timeout)"),
+        pytest.param(
+            ("60", "busy"),
+            {"train_job_start_timeout": 4},
+            "within 4 s (train_job_start_timeout)",
+            marks=pytest.mark.soak,
+        ),
     ],
     ids=["no sign of life", "others wait", "a hard limit"],
 )

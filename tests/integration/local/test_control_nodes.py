@@ -115,6 +115,7 @@ def test_ctrl_c_in_a_terminal_asks_what_to_do(local_lab: Labs) -> None:
     assert ansible_of(lab) == []
 
 
+@pytest.mark.soak
 def test_a_job_is_followed_to_its_end_though_nobody_reads_the_output(local_lab: Labs) -> None:
     lab = local_lab()
     given = lab.given({"train_job_id": "unread", "train_job_script": str(PLAIN)})
@@ -134,6 +135,7 @@ def test_a_job_is_followed_to_its_end_though_nobody_reads_the_output(local_lab: 
     assert lab.saved("unread")["state"] == "completed"
 
 
+@pytest.mark.soak
 def test_no_process_follows_on_when_ansible_playbook_is_killed(
     local_lab: Labs, tmp_path: Path
 ) -> None:

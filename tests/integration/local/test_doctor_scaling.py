@@ -15,7 +15,7 @@ from tests.support.jobs import train
 from tests.support.lab import Command, Lab
 from train.host import processes, rank_environment
 
-pytestmark = pytest.mark.tensorflow
+pytestmark = [pytest.mark.tensorflow, pytest.mark.soak]
 
 #: The message if other tests have jobs on this machine, and the seconds to wait for these.
 BESIDE, PATIENCE = 'skipping the part "collectives" because of running jobs', 300.0

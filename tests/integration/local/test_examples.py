@@ -83,6 +83,7 @@ def test_mnist_fit_resumes_after_a_worker_was_killed(lab: Lab, tmp_path: Path) -
     assert not list(others.glob("model/*"))
 
 
+@pytest.mark.soak
 @pytest.mark.tensorflow
 def test_resnet56_cifar10(start: Start, tmp_path: Path) -> None:
     """It runs in one process; tests/integration/ssh/test_ssh_jobs.py runs it as a job."""
@@ -173,6 +174,7 @@ def tfds_packages() -> Path:
     return folder
 
 
+@pytest.mark.soak
 @pytest.mark.tensorflow
 def test_tfds(start: Start, tfds_packages: Path, tmp_path: Path) -> None:
     example, wanted, arguments = given("tfds")
@@ -238,6 +240,7 @@ def test_own_playbook(tf_python: str, tmp_path: Path) -> None:
     assert str(model) in done.stdout
 
 
+@pytest.mark.soak
 @pytest.mark.tensorflow
 def test_the_example_of_an_own_network_trains(lab: Lab, tmp_path: Path) -> None:
     """The network trains in a job of the project's own program."""

@@ -67,6 +67,7 @@ def check(lab: Lab, job: str, metrics: str) -> Values:
     return last
 
 
+@pytest.mark.soak
 def test_a_job_of_two_workers_that_is_stopped_within_an_epoch(
     local_lab: Labs, tf_python: str
 ) -> None:

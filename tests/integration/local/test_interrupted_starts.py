@@ -48,7 +48,15 @@ def is_nothing(lab: Lab, job: str) -> bool:
     return not (folders or taken(lab) or job_processes(lab.root))
 
 
-@pytest.mark.parametrize("name", [PLAN, STAGE, START, FOLLOW])
+@pytest.mark.parametrize(
+    "name",
+    [
+        STAGE,
+        FOLLOW,
+        pytest.param(PLAN, marks=pytest.mark.soak),
+        pytest.param(START, marks=pytest.mark.soak),
+    ],
+)
 def test_an_output_that_is_closed_leaves_nothing_or_a_job_that_runs(
     local_lab: Labs, name: str
 ) -> None:
@@ -76,7 +84,7 @@ def test_an_output_that_is_closed_leaves_nothing_or_a_job_that_runs(
         assert is_nothing(lab, "cut")
 
 
-@pytest.mark.parametrize("name", [STAGE, START])
+@pytest.mark.parametrize("name", [START, pytest.param(STAGE, marks=pytest.mark.soak)])
 def test_a_job_whose_start_was_killed_is_stopped_and_started_again(
     local_lab: Labs, name: str
 ) -> None:
@@ -101,7 +109,7 @@ def test_a_job_whose_start_was_killed_is_stopped_and_started_again(
     assert (again.code, again.result["state"]) == (0, "completed"), again.error
 
 
-@pytest.mark.parametrize("name", [STAGE, START])
+@pytest.mark.parametrize("name", [START, pytest.param(STAGE, marks=pytest.mark.soak)])
 def test_ansible_that_is_killed_during_a_start_leaves_nothing_or_is_followed_up(
     local_lab: Labs, name: str
 ) -> None:
@@ -120,7 +128,9 @@ def test_ansible_that_is_killed_during_a_start_leaves_nothing_or_is_followed_up(
         assert (run.code, run.result["state"]) == (0, "completed"), run.result
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "signum", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.soak)]
+)
 def test_signals_stop_a_job_and_all_is_fetched(local_lab: Labs, signum: signal.Signals) -> None:
     lab = local_lab()
     command = plain(lab, "ended", "--steps 2000", "--on-interrupt", "stop")
@@ -160,6 +170,7 @@ def files_of(lab: Lab, job: str) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in paths if path.name not in passing}
 
 
+@pytest.mark.soak
 def test_a_restart_that_waits_is_stopped_or_is_interrupted_and_leaves_the_job_as_it_was(
     local_lab: Labs,
 ) -> None:

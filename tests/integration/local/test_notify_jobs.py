@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.bare_ranks import wait_until
@@ -111,6 +112,7 @@ def test_a_job_tells_of_every_event_and_of_no_secret(
     assert "report.html" in {one.path for one in client.list_artifacts(found.info.run_id)}
 
 
+@pytest.mark.soak
 def test_the_end_is_told_where_the_job_cannot_be_started_again(
     local_lab: Labs, tmp_path: Path
 ) -> None:

@@ -103,6 +103,7 @@ def test_packages_are_installed_once_and_go_with_the_last_job(lab: Lab, script: 
         assert environment.exists() is stays
 
 
+@pytest.mark.soak
 def test_an_installation_that_is_killed_is_made_again(lab: Lab, script: Path) -> None:
     started = lab.start("--script", str(script), "--requirements", "--job", "killed")
     venvs = Path(lab.variables["train_job_python"]).parents[2] / "venvs"

@@ -120,6 +120,7 @@ def test_arguments_and_variables_arrive_as_they_are(local_lab: Labs, script: str
     assert got(lab, "data") == {"args": ARGUMENTS, "environment": environment}
 
 
+@pytest.mark.soak
 def test_the_folder_of_results_is_the_inventorys(local_lab: Labs, script: str) -> None:
     """Every command uses that folder, unless ``-e`` sets another one."""
     lab = local_lab(worker=1)

@@ -136,6 +136,7 @@ def test_a_step_is_a_line_and_failures_are_complete(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("options", "name"), [(["-v"], "setup.yml"), ([], "other.yml")])
 def test_with_v_and_elsewhere_ansibles_own_output_is_complete(
     tmp_path: Path, options: list[str], name: str

@@ -47,6 +47,7 @@ def watched(ranks: list[Rank], stop: float = 0.0) -> PaceFinding:
     raise AssertionError("nobody was named")
 
 
+@pytest.mark.soak
 @pytest.mark.tensorflow
 def test_a_rank_that_is_stopped_again_and_again_is_named(start: Start, tmp_path: Path) -> None:
     ranks = start_gang(start, tmp_path, "--epochs=100000", "--evaluate-every=0")

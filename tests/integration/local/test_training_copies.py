@@ -98,6 +98,7 @@ def test_a_folder_that_the_ranks_share_is_read_and_written_by_the_chief(
     assert sorted(path.name for path in folder.iterdir()) == [f"ckpt-{step}.npz" for step in LAST]
 
 
+@pytest.mark.soak
 def test_a_run_that_began_anew_counts_more_than_a_higher_step(
     start: Start, tmp_path: Path, whole: list[Rank]
 ) -> None:

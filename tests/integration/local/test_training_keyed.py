@@ -181,7 +181,7 @@ def epochs_of(size: int, seed: int, epochs: list[int]) -> list[Any]:
 
 @inside
 @pytest.mark.parametrize("size", [1437, 50_000])
-def test_neighbours_of_an_epoch_differ_as_in_a_uniform_permutation(size: int) -> None:
+def test_neighbors_of_an_epoch_differ_as_in_a_uniform_permutation(size: int) -> None:
     def most_common_step(places: Any) -> int:
         return int(np.bincount(np.diff(places) + size).max())
 

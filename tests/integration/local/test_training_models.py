@@ -105,6 +105,7 @@ def test_the_doctor_knows_how_much_networks_exchange(tf_python: str) -> None:
     assert call(tf_python, count, *PARAMETERS) == PARAMETERS
 
 
+@pytest.mark.soak
 @inside
 def test_residual_networks() -> None:
     replicas = replicas_of_cpu(2)

@@ -95,6 +95,7 @@ def largest_weight(model: Path) -> float:
     return max(float(abs(array).max()) for array in weights)
 
 
+@pytest.mark.soak
 def test_patience_that_comes_and_goes_leaves_weights_that_were_kept(
     start: Start, tf_python: str, tmp_path: Path
 ) -> None:
@@ -324,7 +325,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"normalize": "imagenet"},
-        "--normalize imagenet requires images with three colour channels, but digits has the "
+        "--normalize imagenet requires images with three color channels, but digits has the "
         "shape [8, 8, 1]",
     ),
     ({"class_weights": (1.0, 2.0)}, "--class-weights has 2 numbers, but digits has 10 classes"),
@@ -417,6 +418,7 @@ def build_optimizer(learning_rate):
 """
 
 
+@pytest.mark.soak
 def test_own_modules_learn_numbers_and_classes(
     start: Start, tf_python: str, tmp_path: Path
 ) -> None:

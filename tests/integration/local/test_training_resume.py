@@ -44,7 +44,7 @@ OPTIONS = (
     "--export=none",
 )
 #: Number of kills at random points; set KILL_POINTS=20 for more.
-POINTS = int(os.environ.get("KILL_POINTS", "3"))
+POINTS = int(os.environ.get("KILL_POINTS", "1"))
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +145,7 @@ def build_model(shape, classes):
 """
 
 
+@pytest.mark.soak
 def test_sigterm_saves_however_slow_the_steps_are(start: Start, tmp_path: Path) -> None:
     # A call with ten steps would take 12 s, but only 8 s are left after the signal.
     (tmp_path / "slow.py").write_text(SLOW)
@@ -164,6 +165,7 @@ def steps_shown(folder: Path) -> list[int]:
     return [event.step for event in seen.Tensors("train/loss")]
 
 
+@pytest.mark.soak
 def test_tensorboard_shows_each_step_once_after_a_resume_from_before(
     start: Start, tf_python: str, tmp_path: Path
 ) -> None:

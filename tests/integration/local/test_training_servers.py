@@ -58,6 +58,7 @@ def failure(rank: Rank) -> str:
     return lines[0]
 
 
+@pytest.mark.soak
 def test_frozen_worker_is_left_out_and_taken_back_and_a_killed_one_is_done_without(
     start: Start, tmp_path: Path
 ) -> None:
@@ -95,6 +96,7 @@ def test_frozen_worker_is_left_out_and_taken_back_and_a_killed_one_is_done_witho
     assert workers[0].end(0) == -signal.SIGKILL
 
 
+@pytest.mark.soak
 def test_worker_that_stays_frozen_delays_no_end(start: Start, tmp_path: Path) -> None:
     ranks = start_all(start, tmp_path, closures=60)
     frozen = ranks.pop("worker-1")
@@ -107,7 +109,9 @@ def test_worker_that_stays_frozen_delays_no_end(start: Start, tmp_path: Path) ->
     assert failure(frozen).startswith("TrainingError: chief-0 (localhost:")
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.soak)]
+)
 def test_lost_parameter_server_ends_the_chief_by_name(
     start: Start, tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -173,6 +173,7 @@ def test_help_and_errors_name_the_command(installed: Installed, empty: Path) -> 
     assert "usage: worker.py" in program.stdout, program.stderr
 
 
+@pytest.mark.soak
 def test_setup_and_other_playbooks(installed: Installed, empty: Path, tmp_path: Path) -> None:
     inventory = str(write_local_inventory(tmp_path / "inventory", {"worker": 1}))
     unknown = installed.train(empty, "playbook", "stup", "-i", inventory)
@@ -197,6 +198,7 @@ def test_setup_and_other_playbooks(installed: Installed, empty: Path, tmp_path: 
     assert [path.name for path in empty.iterdir()] == ["runs"]  # written by the job
 
 
+@pytest.mark.soak
 def test_the_collection_of_the_environment_runs_by_its_name(
     installed: Installed, empty: Path, tmp_path: Path
 ) -> None:

@@ -138,6 +138,7 @@ def test_clocks_without_a_source_are_compared(bed: Testbed) -> None:
         run(bed, **cluster(bed)).checked()
 
 
+@pytest.mark.soak
 def test_the_other_roles_run_on_a_host_without_chrony_and_with_a_wrong_clock(bed: Testbed) -> None:
     removed = "apt-get -qq purge chrony && mv /etc/apt/sources.list /etc/apt/sources.list.d/none"
     on_each(bed, removed)

@@ -167,6 +167,7 @@ def test_ufw_and_firewalld_are_opened_with_the_commands_of_the_warnings(bed: Tes
     assert_open(bed)
 
 
+@pytest.mark.soak
 def test_the_rules_outlast_reloads_of_the_other_firewall(bed: Testbed) -> None:
     before = tables(bed)
     ufw = "ufw reload && ufw disable && ufw --force enable && systemctl restart ufw"
@@ -193,6 +194,7 @@ def test_chains_of_the_operators_own(bed: Testbed) -> None:
     assert_open(bed)
 
 
+@pytest.mark.soak
 def test_the_rules_outlast_the_service_that_flushes_all_rules(bed: Testbed) -> None:
     """This is the last test, because Docker's rules for resolving names are flushed as well."""
     assert bed.stranger

@@ -80,7 +80,7 @@ def wait_for_training(cluster: SlurmCluster, job: str) -> None:
     wait_until(both_train, 400, lambda: f"{cluster.show(job)} {cluster.output(job)[-3000:]}")
 
 
-@pytest.mark.parametrize("connection", ["ssh", "srun"])
+@pytest.mark.parametrize("connection", [pytest.param("ssh", marks=pytest.mark.soak), "srun"])
 def test_a_job_trains_on_its_nodes(cluster: SlurmCluster, connection: str) -> None:
     options = ("--ntasks-per-node=2",)
     job = submit(cluster, "-c", connection, "--", "5", "0.1", options=options)

@@ -120,9 +120,6 @@ class Form:
         return Way(options, "/root", "root", {"train_job_port": self.port})
 
 
-FORMS = [name for name in vars(Form) if name[0] != "_" and name != "inventory"]
-
-
 @pytest.fixture
 def form(testbed: Testbed, tmp_path: Path) -> Iterator[Form]:
     saved = [testbed.exec(host, "cat", str(HOME / ".bashrc")).stdout for host in testbed.hosts]
@@ -158,7 +155,15 @@ print("saved")
 """
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "inventories_vault_and_become_password",
+        "list_of_hosts_and_options",
+        pytest.param("docker", marks=pytest.mark.soak),
+        pytest.param("jump_host_and_noisy_login", marks=pytest.mark.soak),
+    ],
+)
 def test_run_attach_and_the_end_or_stop(form: Form, name: str) -> None:
     way: Way = getattr(form, name)()
     job, end = name.replace("_", "-"), f"/tmp/end-{form.port}"

@@ -217,6 +217,7 @@ def test_what_a_host_has(bed: Testbed, lab: Lab) -> None:
     assert found(examined, "differs-tensorflow")["expected"] == "2.21.0"
 
 
+@pytest.mark.soak
 def test_paths_that_lose_and_delay(bed: Testbed, lab: Lab) -> None:
     zero, one, two = bed.hosts
     # Every 80th packet, not random or more packets: TCP would sometimes wait for a timeout, and the
@@ -236,6 +237,7 @@ def test_paths_that_lose_and_delay(bed: Testbed, lab: Lab) -> None:
     }
 
 
+@pytest.mark.soak
 def test_a_bad_cable_and_a_port_that_is_closed_to_one(bed: Testbed, lab: Lab) -> None:
     zero, one, two = bed.hosts
     peers = f"{{ {zero.address}, {two.address} }}"
@@ -299,6 +301,7 @@ def test_addresses(bed: Testbed, lab: Lab) -> None:
     assert "reach host-2" in found(examined, "wrong-address")["found"]
 
 
+@pytest.mark.soak
 def test_the_slow_one_of_two_interfaces(bed: Testbed, lab: Lab) -> None:
     network = f"{bed.hosts[0].container}-slow"
     docker("network", "create", network)
@@ -319,6 +322,7 @@ def test_the_slow_one_of_two_interfaces(bed: Testbed, lab: Lab) -> None:
     assert f"set train_job_address of host-0 to {bed.hosts[0].address}" in remedy
 
 
+@pytest.mark.soak
 def test_beside_a_job(bed: Testbed, lab: Lab) -> None:
     """The job's port is ignored and not reported."""
     given = {"train_job_python": "/usr/bin/python3", "train_job_max_restarts": 0}
@@ -338,6 +342,7 @@ def test_beside_a_job(bed: Testbed, lab: Lab) -> None:
         assert command.end().result["state"] == "stopped"
 
 
+@pytest.mark.soak
 def test_a_host_that_is_frozen(bed: Testbed, lab: Lab) -> None:
     log_out(bed, "host-2")
     with faults.paused(bed.host("host-2")):

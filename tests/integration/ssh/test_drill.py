@@ -170,6 +170,7 @@ def test_faults_are_for_jobs_of_a_drill_only(local_lab: Labs) -> None:
     assert "night-1 is not a drill job" in done.stdout
 
 
+@pytest.mark.soak
 def test_no_drill_beside_a_real_job(local_lab: Labs) -> None:
     lab = local_lab()
     command = lab.start("--job", "real", "--script", str(PLAIN), arguments=["--steps", "900"])
@@ -233,6 +234,7 @@ def test_it_tells_what_became_of_a_killed_rank(local_lab: Labs, tmp_path: Path) 
     assert job_processes(lab.root) == []
 
 
+@pytest.mark.soak
 @pytest.mark.docker
 def test_ssh_is_stopped_by_root_and_the_job_does_not_mind(
     ssh_lab: Labs, testbed: Testbed, tmp_path: Path

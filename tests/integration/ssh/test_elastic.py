@@ -32,6 +32,7 @@ def losses(python: str, run_dir: Path) -> dict[int, float]:
     return found
 
 
+@pytest.mark.soak
 def test_hosts_are_lost_permanently(
     testbed: Testbed, tf_python: str, start: Start, tmp_path: Path
 ) -> None:

@@ -106,6 +106,7 @@ def test_out_of_memory(ssh_lab: Labs, testbed: Testbed) -> None:
     )
 
 
+@pytest.mark.soak
 def test_a_worker_that_never_starts(ssh_lab: Labs, testbed: Testbed) -> None:
     check(
         *(ssh_lab(worker=2), testbed, "asleep", ["worker-1"], "start_timeout"),
@@ -147,7 +148,7 @@ def test_a_blocked_port(ssh_lab: Labs, testbed: Testbed) -> None:
 @pytest.mark.parametrize(
     ("deaf", "unheard", "script", "arguments"),
     [
-        (1, 0, OWN, LONG),
+        pytest.param(1, 0, OWN, LONG, marks=pytest.mark.soak),
         # TensorFlow notices nothing if both still reach the first rank, so the launcher must.
         (2, 1, PLAIN, STANDS),
     ],
@@ -168,7 +169,9 @@ def test_two_of_three_ranks_lose_each_other(
 
 
 # All directions, sizes and orders of ends are in tests/unit/gang/watch/test_outcome.py.
-@pytest.mark.parametrize(("size", "direction"), [(3, "in"), (4, "out")])
+@pytest.mark.parametrize(
+    ("size", "direction"), [(3, "in"), pytest.param(4, "out", marks=pytest.mark.soak)]
+)
 def test_one_rank_is_cut_off_and_no_other_is_blamed(
     ssh_lab: Labs, testbed: Testbed, size: int, direction: str
 ) -> None:

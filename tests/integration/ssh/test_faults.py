@@ -190,6 +190,7 @@ def test_random_faults(ssh_lab: Labs, testbed: Testbed, undisturbed: str) -> Non
     assert ssh_processes(testbed) == []
 
 
+@pytest.mark.soak
 def test_a_clock_is_set_back_and_hosts_are_cut_off_and_nothing_happens(
     ssh_lab: Labs, testbed: Testbed, undisturbed: str
 ) -> None:
@@ -225,6 +226,7 @@ def test_a_clock_is_set_back_and_hosts_are_cut_off_and_nothing_happens(
     assert ssh_processes(testbed) == []
 
 
+@pytest.mark.soak
 def test_the_follower_is_killed_at_random_moments(ssh_lab: Labs, testbed: Testbed) -> None:
     drawn = random.Random(SEED)
     lab = ssh_lab(worker=2)

@@ -98,6 +98,7 @@ def test_four_ranks_on_two_machines(
     assert re.search(r"kept night: worker-0 ended \d+ s ago", done.stdout)
 
 
+@pytest.mark.soak
 def test_a_host_that_is_lost_while_it_is_followed(
     lab: Lab, testbed: Testbed, left: Callable[[str], None]
 ) -> None:

@@ -191,8 +191,12 @@ def check_sentence(shown: str, host: str) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [["list"], ["doctor"], ["run", "--on-interrupt", "leave", "--job", "logins"]],
-    ids=lambda words: words[0],
+    [
+        pytest.param(["list"], marks=pytest.mark.soak),
+        pytest.param(["doctor"], marks=pytest.mark.soak),
+        ["run", "--on-interrupt", "leave", "--job", "logins"],
+    ],
+    ids=["list", "doctor", "run"],
 )
 def test_each_failed_login_is_one_sentence_and_a_remedy(
     inventory: str, tmp_path: Path, words: list[str]

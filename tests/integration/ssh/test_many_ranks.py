@@ -81,6 +81,7 @@ def test_sixteen_ranks_with_sshds_own_limits(bed: Testbed, tmp_path: Path) -> No
     assert "mux_client" not in log
 
 
+@pytest.mark.soak
 def test_eight_ranks_where_few_logins_may_be_in_progress(bed: Testbed, tmp_path: Path) -> None:
     host = bed.hosts[1]
     # Commands that find no place in the shared login log in separately.

@@ -60,6 +60,7 @@ def lab_of(bed: Testbed, folder: Path, **names: Host) -> Lab:
     return Lab(inventory, folder / "runs", given, doubtful=True)
 
 
+@pytest.mark.soak
 def test_every_command_finds_a_job_by_its_machines(bed: Testbed, tmp_path: Path) -> None:
     one, two = bed.hosts
     # Two ranks share a machine. The second inventory begins with another machine, the third has

@@ -95,6 +95,7 @@ def test_a_killed_parameter_server_is_named_and_the_next_attempt_ends_by_itself(
     assert last["metrics"] == pytest.approx(result["metrics"], abs=1e-5)
 
 
+@pytest.mark.soak
 def test_a_frozen_and_a_killed_worker_do_not_end_the_job(make_lab: Labs, testbed: Testbed) -> None:
     lab = make_lab("chief-0", "worker-0", "worker-1", "worker-2", "ps-0")
     log = lab.runs_dir / "fewer/logs/chief-0.log"

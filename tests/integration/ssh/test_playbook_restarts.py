@@ -52,8 +52,17 @@ def a_lab(testbed: Testbed, folder: Path, kind: str) -> Lab:
     return Lab(inventory, folder / "runs", {"train_job_restart_host_timeout": 0, **least})
 
 
-@pytest.mark.parametrize("follower", ["train.yml", "attach.yml"])
-@pytest.mark.parametrize("kind", HOSTS)
+@pytest.mark.parametrize(
+    ("kind", "follower"),
+    [
+        ("killed", "train.yml"),
+        ("spare", "attach.yml"),
+        ("fewer", "train.yml"),
+        pytest.param("killed", "attach.yml", marks=pytest.mark.soak),
+        pytest.param("spare", "train.yml", marks=pytest.mark.soak),
+        pytest.param("fewer", "attach.yml", marks=pytest.mark.soak),
+    ],
+)
 def test_a_gang_is_started_again(
     testbed: Testbed, tmp_path: Path, undisturbed: str, kind: str, follower: str
 ) -> None:

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.docker
 #: Programs that the hosts lack, or that would change them.
 STUBS = ("findmnt", "ip", "iperf3", "nvidia-smi", "ping", "ps", "uptime")
 VALUES = {"index": "0", "watts": "250", "size": "1472", "address": "127.0.0.1"}
+HOSTS = [pytest.param("plain", marks=pytest.mark.soak), "behind"]
 ON_HOSTS = [name for name, suggestion in SUGGESTIONS.items() if suggestion.program == HOST]
 
 
@@ -73,7 +74,7 @@ def findings(inventory: Path) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("host", ["plain", "behind"])
+@pytest.mark.parametrize("host", HOSTS)
 def test_what_the_doctor_suggests_runs(host: str, findings: list[dict[str, Any]]) -> None:
     remedies = {one["what"]: one["remedy"] for one in findings if one["where"] == host}
     looked = pasted(remedies["not-writable"])
@@ -93,7 +94,7 @@ def reach(inventory: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("host", ["plain", "behind"])
+@pytest.mark.parametrize("host", HOSTS)
 def test_commands_for_a_host_run_there(
     host: str, bed: Testbed, reach: dict[str, dict[str, Any]]
 ) -> None:
@@ -115,7 +116,7 @@ def test_commands_for_a_host_run_there(
     assert printed["folder-rights"] == "<findmnt><-T></tmp/it's; exit 3>"
 
 
-@pytest.mark.parametrize("host", ["plain", "behind"])
+@pytest.mark.parametrize("host", HOSTS)
 def test_the_logins_of_remedies_work(
     host: str, bed: Testbed, reach: dict[str, dict[str, Any]], tmp_path: Path
 ) -> None:

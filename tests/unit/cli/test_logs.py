@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from train.cli.logs import LEFT_OUT, LogPrinter, colour_of
+from train.cli.logs import LEFT_OUT, LogPrinter, color_of
 from train.gang.watch.fetched import FetchedFile
 
 
@@ -45,7 +45,7 @@ def test_lines_that_were_replaced_before_they_were_printed_are_missed(tmp_path: 
     assert shown[4:] == lines[-len(shown[4:]) :]
 
 
-def test_each_rank_has_a_colour_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_rank_has_a_color_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     for index in (0, 1):
         (tmp_path / f"worker-{index}.log").write_text("last\n")
@@ -57,14 +57,14 @@ def test_each_rank_has_a_colour_of_its_own(tmp_path: Path, monkeypatch: pytest.M
         return stream.getvalue()
 
     monkeypatch.delenv("NO_COLOR", raising=False)
-    colours = re.findall(r"\x1b\[(\d+)m(worker-\d) \| \x1b\[0mlast", printed())
-    assert [task for _, task in colours] == ["worker-0", "worker-1"]
-    assert colours[0][0] != colours[1][0]
+    colors = re.findall(r"\x1b\[(\d+)m(worker-\d) \| \x1b\[0mlast", printed())
+    assert [task for _, task in colors] == ["worker-0", "worker-1"]
+    assert colors[0][0] != colors[1][0]
     monkeypatch.setenv("NO_COLOR", "1")
     assert printed().splitlines() == ["worker-0 | last", "worker-1 | last"]
 
 
-def test_neighbours_differ_in_colour() -> None:
+def test_neighbors_differ_in_color() -> None:
     tasks = ["chief-0", *(f"worker-{index}" for index in range(30))]
     for task, following in itertools.pairwise(tasks):
-        assert colour_of(task) != colour_of(following)
+        assert color_of(task) != color_of(following)

@@ -25,9 +25,9 @@ def test_hosts_that_are_reached_in_the_same_way_share_a_machine() -> None:
     }
     play: Any = SimpleNamespace(hosts=list(variables), _hostvars=variables)
     play.connection = lambda host: Play.connection(play, host)
-    together = {tuple(names) for names in Play.neighbours(play).values()}
+    together = {tuple(names) for names in Play.neighbors(play).values()}
     assert together == {("a", "b", "10.0.0.1"), ("c",), ("d",), ("here", "here-too")}
-    assert all(host in names for host, names in Play.neighbours(play).items())
+    assert all(host in names for host, names in Play.neighbors(play).items())
 
 
 def test_more_than_was_said_fills_no_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

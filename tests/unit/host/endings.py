@@ -166,7 +166,7 @@ EXCEPTIONS = {
         "code 1: ExceptionGroup: loaders (2 sub-exceptions): ValueError: label 12 of 10",
     ),
     "with a note": (BUG[:-1] + "\nin shard 3\n", REPORTED),
-    "in colour": (
+    "in color": (
         'Traceback (most recent call last):\n  File \x1b[35m"main.py"\x1b[0m, line \x1b[35m3\x1b[0m'
         ", in "
         "\x1b[35m<module>\x1b[0m\n    \x1b[31mtrain\x1b[0m\x1b[1;31m()\x1b[0m\n"

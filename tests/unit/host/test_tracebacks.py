@@ -37,7 +37,7 @@ def test_the_same_behind_much_output(name: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["x" * 5000, "two\nlines", "a\x1b[31mcolour\x07 and \u202e\u2028 more", "\ta\tb  c\r"],
+    ["x" * 5000, "two\nlines", "a\x1b[31mcolor\x07 and \u202e\u2028 more", "\ta\tb  c\r"],
 )
 def test_a_reason_is_one_line_of_bounded_length(text: str) -> None:
     for log in (endings.TRACE + f"ValueError: {text}\n", text):

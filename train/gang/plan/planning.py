@@ -46,7 +46,7 @@ def check_variables(play: connections.Play, args: Args) -> dict[str, object]:
         ``environment_names`` by host;
         ``environment_names``, the names in the environments of all ranks;
         ``environment_differs``, the names whose values differ between ranks; ``modules``, those
-        that the script imports from packages; and ``beside`` (see connections.Play.neighbours).
+        that the script imports from packages; and ``beside`` (see connections.Play.neighbors).
     """
     names = set(job_variables.options()[0]) - {"train_job_groups", job_variables.ENVIRONMENT}
     members = {h: kind for kind, hosts in args["groups"].items() for h in hosts if h in play.hosts}
@@ -66,7 +66,7 @@ def check_variables(play: connections.Play, args: Args) -> dict[str, object]:
         },
         "environment_names": sorted({name for env in ranks for name in env}),
         "environment_differs": script_environment.differing(ranks),
-        "beside": play.neighbours(),
+        "beside": play.neighbors(),
     }
 
 

@@ -19,7 +19,7 @@ def write(path: Path, text: str = "") -> Path:
     return path
 
 
-def test_a_script_is_found_and_staged_with_its_neighbours(tmp_path: Path) -> None:
+def test_a_script_is_found_and_staged_with_its_neighbors(tmp_path: Path) -> None:
     folder = tmp_path / "project"
     for name in ("main.py", "other.py", "package/part.py", "data/big.bin", "notes.log", ".git/x"):
         write(folder / name, name)

@@ -1,8 +1,8 @@
 #!/usr/bin/python
-"""Documentation of the action gang_neighbours, which runs on the control node."""
+"""Documentation of the action gang_neighbors, which runs on the control node."""
 
 DOCUMENTATION = r"""
-module: gang_neighbours
+module: gang_neighbors
 short_description: Find the inventory hosts that share a machine
 description:
   - >-
@@ -17,7 +17,7 @@ author: The maintainers
 
 EXAMPLES = r"""
 - name: Find the inventory hosts that share a machine
-  tensorflow_ansible.cluster.gang_neighbours:
+  tensorflow_ansible.cluster.gang_neighbors:
 """
 
 RETURN = r"""

@@ -15,4 +15,4 @@ class ActionModule(GangAction):
     @staticmethod
     def decide(play: Play, options: Args) -> dict[str, object]:
         """Return ``beside``: for each host, the names of all hosts of this play on its machine."""
-        return {"beside": play.neighbours()}
+        return {"beside": play.neighbors()}
