@@ -154,7 +154,7 @@ def growth_of(
         return bool(play.call(target.host, "grow", target.host_python, request).get("found"))
 
     rules = Rules(str(args["grow"]), float(args["grow_check"]), float(args["grow_interval"]))
-    return Growth(missing, rules, check, is_larger, has_checkpoint)
+    return Growth(missing, rules, check, has_checkpoint)
 
 
 def _request(play: connections.Play, manifest: Manifest, host: str) -> tuple[str, Args]:
@@ -164,7 +164,7 @@ def _request(play: connections.Play, manifest: Manifest, host: str) -> tuple[str
     """
     values = play.values(host, *_OPTIONS.values(), _INTERPRETER)
     python = str(values.get(_INTERPRETER) or "")
-    request = {option: values[name] for option, name in _OPTIONS.items()}
+    request = {option: values.get(name) for option, name in _OPTIONS.items()}
     request |= {
         "call": "host_check",
         "host": host,
