@@ -114,7 +114,7 @@ def await_restart(play: connections.Play, args: Args) -> Returned:
     if is_retry:
         pause = min(_LONGEST_PAUSE_S, _POLL_S * 2 ** (refusals - 1))
     else:
-        grows = ended is not None and ended["cause"] == cause_names.GROWN
+        grows = ended is not None and ended.get("cause") == cause_names.GROWN
         pause = float(ended["restart_delay"]) if ended else 0.0
         pause += random.uniform(0.0, _JITTER_S) if before.get("overtaken") else 0.0
     groups = {kind: list(hosts) for kind, hosts in args["groups"].items()}

@@ -103,6 +103,35 @@ def test_the_next_attempt_is_due_after_its_delay(run_dir: Path) -> None:
     )
 
 
+def test_a_job_that_grows_needs_no_more_hosts_than_before(run_dir: Path) -> None:
+    write_manifest(run_dir, min_workers=1)
+    result = failed(state="stopped", root_cause=None, cause="grown", attempts=2)
+    (run_dir / "result.json").write_text(json.dumps(result))
+    following = wait(run_dir, a_play())
+    assert (following["then"], following["grows"], following["min_workers"]) == (
+        "watch.yml",
+        True,
+        1,
+    )
+    # If the attempt is refused, the job waits for its hosts as after a failure, and still grows.
+    refused = refuse(
+        run_dir, a_play({"placement": {"failed": True, "msg": "no"}}), **{**following, "attempt": 3}
+    )
+    assert refused["then"] == "restart.yml"
+    later = wait(run_dir, a_play(), {**refused, "failed_at": 0.0})
+    assert (later["grows"], later["min_workers"]) == (True, 1)
+
+
+def test_another_attempt_follows_when_a_job_grows_and_it_is_no_failure(run_dir: Path) -> None:
+    attempts = [{"attempt": n, "staged": True} for n in range(1, 5)]
+    manifest = {"attempt": 4, "attempts": attempts, "policy": POLICY}
+    (run_dir / "manifest.json").write_text(json.dumps(manifest))
+    result: Any = {"state": "stopped", "root_cause": None, "cause": "grown", "step": 8, "ranks": []}
+    following = causes.next_attempt(result, run_dir)
+    assert (following["restart"], following["restart_delay"]) == (True, 0.0)
+    assert causes.next_attempt({**result, "cause": None}, run_dir)["restart"] is False
+
+
 def test_a_job_that_is_stopped_between_two_attempts_ends(run_dir: Path) -> None:
     (run_dir / "result.json").write_text(json.dumps(failed(restart_delay=60.0)))
 

@@ -42,3 +42,8 @@ def test_only_attempts_that_were_staged_count_as_restarts() -> None:
     assert [restarts(), restarts(False), restarts(True)] == [0, 0, 0]
     assert restarts(True, False, True) == 1
     assert restarts(True, True, True) == 2
+
+
+def test_attempts_with_which_a_job_grew_are_no_restarts() -> None:
+    attempts = [{"staged": True}, {"staged": True, "grown": False}, {"staged": True, "grown": True}]
+    assert records.restarts_made({"attempts": attempts}) == 1

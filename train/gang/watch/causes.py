@@ -105,7 +105,6 @@ CAUSES = {
     cause_names.ALONE: Cause(
         False, "create the strategy in every rank, and leave TF_CONFIG unchanged"
     ),
-    cause_names.GROWN: Cause(True, ""),
     cause_names.WEIGHTS: Cause(False, f"check what differs between the hosts with {_DOCTOR}"),
 }
 
@@ -286,7 +285,7 @@ def why_not_again(failure: Failure, before: Failure | None, restarts: int, most:
 def next_attempt(result: ResultRecord, run_dir: Path) -> ResultRecord:
     """Decide whether another attempt follows. Return the fields of ``result.json`` about that."""
     manifest = read_manifest(run_dir)
-    grows = result["cause"] == cause_names.GROWN
+    grows = result.get("cause") == cause_names.GROWN
     if manifest is None or not (grows or result["state"] == "failed"):
         return {"restart": False, "restart_reason": "", "restarts_left": 0, "restart_delay": 0.0}
     policy, made, before = manifest["policy"], records.restarts_made(manifest), _before(run_dir)

@@ -125,7 +125,7 @@ def _announce_restart(run_dir: Path, result: ResultRecord) -> None:
     about = {name: value for name, value in result.items() if name in names}
     journal.write_event(run_dir, restart={"attempt": number, "delay": delay, **about})
     first = result["message"].partition("\n")[0]
-    how = "ended" if result["cause"] == cause_names.GROWN else "failed"
+    how = "ended" if result.get("cause") == cause_names.GROWN else "failed"
     connections.say(f"attempt {number - 1} {how}: {first}; attempt {number} starts in {delay:g} s")
 
 

@@ -118,4 +118,4 @@ def test_the_limits_of_numbers_are_those_of_their_descriptions() -> None:
     }
     main, _ = job_variables.options()
     assert {name: one.least for name, one in main.items() if one.least is not None} == told
-    assert len(told) == 25
+    assert len(told) == 27
