@@ -27,7 +27,7 @@ options:
     type: int
     required: true
   grown:
-    description: Whether the previous attempt was ended so that more hosts can take part.
+    description: Whether the previous attempt was ended so that more hosts can join.
     type: bool
     default: false
   script:

@@ -67,7 +67,7 @@ min_workers:
   returned: success
   type: int
 grows:
-  description: Whether the previous attempt was ended so that more hosts can take part.
+  description: Whether the previous attempt was ended so that more hosts can join.
   returned: success
   type: bool
 result:

@@ -84,7 +84,7 @@ options:
     required: true
   grow:
     description: >-
-      Whether the attempt ends once missing hosts can take part again: V(auto), if the job has
+      Whether the attempt ends once missing hosts can join again: V(auto), if the job has
       written a checkpoint; V(always); or V(never).
     type: str
     choices: [auto, always, never]

@@ -56,7 +56,7 @@ def test_a_job_grows_when_a_lost_host_is_back(
         run = command.end()
     assert (lost["attempt"], lost["cause"]) == (2, "unreachable")
     assert (grown["attempt"], grown["root_cause"], grown["cause"]) == (3, None, "grown")
-    assert grown["message"] == "the job grows: w1 can take part again"
+    assert grown["message"] == "the job grows: w1 can join again"
     assert run.code == 0, run.error[-3000:]
     saved, folder = lab.saved("grows"), lab.runs_dir / "grows"
     assert [rank["host"] for rank in saved["ranks"]] == ["w0", "w1"]

@@ -1,4 +1,4 @@
-"""Notices when hosts that a smaller gang lacks can take part again, so that the job can grow.
+"""Notices when hosts that a smaller gang lacks can join again, so that the job can grow.
 
 A missing host must pass the check of a start twice in a row. The gang is then stopped like one that
 is stopped by hand, so that it can save a checkpoint, and the next attempt starts with all hosts.
@@ -57,7 +57,7 @@ class Growth:
     """Checks missing hosts, each in a separate thread, until ``close``.
 
     Args:
-        check: raises UnreachableError or OSError if a host cannot take part.
+        check: raises UnreachableError or OSError if a host cannot join.
         has_checkpoint: whether the job has written any checkpoint. It may ask a host, and raise the
             same errors as ``check``.
     """

@@ -47,8 +47,8 @@ class GangOutcome:
 
 
 def grown(hosts: Sequence[str]) -> GangOutcome:
-    """Return the outcome of an attempt that ends so that ``hosts`` can take part again."""
-    message = f"{_GROWS}{names_of(hosts)} can take part again"
+    """Return the outcome of an attempt that ends so that ``hosts`` can join again."""
+    message = f"{_GROWS}{names_of(hosts)} can join again"
     return GangOutcome("stopped", None, message, cause=cause_names.GROWN)
 
 

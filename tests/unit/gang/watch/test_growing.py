@@ -21,7 +21,7 @@ from train.gang.watch.views import View
 
 
 def passes(host: str) -> None:
-    """Return, like the check of a host that can take part."""
+    """Return, like the check of a host that can join."""
 
 
 def fails(host: str) -> None:
@@ -94,7 +94,7 @@ def test_the_gang_ends_to_grow(gang: Make) -> None:
     with growth_with() as growth:
         outcome = gang(Hosts(worker_0=[STEPPING])).follow(growth)
     assert outcome == GangOutcome(
-        "stopped", None, "the job grows: node-2 can take part again", cause="grown"
+        "stopped", None, "the job grows: node-2 can join again", cause="grown"
     )
 
 
@@ -105,9 +105,9 @@ def test_a_gang_that_has_completed_does_not_grow(gang: Make) -> None:
 
 
 def test_the_reason_of_stopped_ranks_shows_another_watch_that_the_job_grows() -> None:
-    reason = "was stopped because the job grows: node-2 can take part again"
+    reason = "was stopped because the job grows: node-2 can join again"
     assert stopped_for(reason) == GangOutcome(
-        "stopped", None, "the job grows: node-2 can take part again", cause="grown"
+        "stopped", None, "the job grows: node-2 can join again", cause="grown"
     )
     assert stopped_for("was stopped by anna").cause == ""
 
