@@ -65,8 +65,12 @@ def gang(
     machines: dict[str, str] | None = None,
     instances: int = 0,
     busy: dict[str, dict[str, Any]] | None = None,
+    ranks_of: dict[str, str] | None = None,
 ) -> dict[str, tuple[str, ...] | None]:
-    """Return the GPUs by inventory host; hosts not in ``machines`` share one machine."""
+    """Return the GPUs by inventory host; hosts not in ``machines`` share one machine.
+
+    ``ranks_of`` has the hosts whose further ranks some names are.
+    """
     names = [name for members in groups.values() for name in members]
     listed = [
         {"index": i, "uuid": UUIDS[i], "instances": [] if i else MIG[:instances]}
@@ -85,7 +89,7 @@ def gang(
         for number, name in enumerate(names)
     }
     planned = planned_ranks.plan_ranks(groups, hosts)
-    gpu_assignment.share(planned, hosts)
+    gpu_assignment.share(planned, hosts, lambda host: (ranks_of or {}).get(host, host))
     return {rank["host"]: None if rank["gpus"] is None else tuple(rank["gpus"]) for rank in planned}
 
 

@@ -117,6 +117,14 @@ def free_port() -> int:
     raise RuntimeError("no port is free")
 
 
+def free_ports(count: int) -> int:
+    """Return the first of ``count`` consecutive free TCP ports."""
+    while True:
+        ports = [free_port() for _ in range(count)]
+        if ports[-1] - ports[0] == count - 1:
+            return ports[0]
+
+
 @dataclass
 class Run:
     """The outcome of ``python -m train``.

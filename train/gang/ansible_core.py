@@ -12,7 +12,7 @@ import contextlib
 import copy
 import multiprocessing
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from ansible.errors import AnsibleError
 from ansible.executor.task_executor import TaskExecutor
 from ansible.parsing.plugin_docs import read_docstring
 from ansible.plugins.loader import connection_loader
-from ansible.template import Templar
+from ansible.template import Templar, trust_as_template
 from ansible.utils import vars as ansible_vars
 
 #: Variables of a host. Ansible has no types for them.
@@ -86,6 +86,44 @@ def variables_of(action: Any, hostvars: Any, host: str) -> Variables:
         play=action._task.get_play(), host=hostvars._inventory.get_host(host), task=action._task
     )
     return found
+
+
+def names_of_variables(hostvars: Any, host: str) -> list[str]:
+    """Return the names of a host's variables, except those that Ansible itself sets."""
+    return [str(name) for name in hostvars[host] if name not in constants.INTERNAL_STATIC_VARS]
+
+
+#: Options of Ansible's module add_host, which takes all other arguments as variables.
+_ADD_HOST_OPTIONS = ("name", "hostname", "groups", "groupname")
+
+
+def add_host(
+    action: Any, name: str, groups: Sequence[str], templates: Mapping[str, str], values: Variables
+) -> dict[str, Any]:
+    """Add a host to the inventory of this run of ansible-playbook. Return the task's result.
+
+    ``templates`` become variables of the host that are rendered when they are used. A task with
+    Ansible's module add_host would render them at once. Variables with the name of an option of
+    that module are left out. The templates must not come from an untrusted source.
+    """
+    variables: dict[str, Any] = {
+        variable: trust_as_template(text)
+        for variable, text in templates.items()
+        if variable not in _ADD_HOST_OPTIONS
+    }
+    task = action._task.copy()
+    task.args = {**variables, **values, "name": name, "groups": list(groups)}
+    adding = action._shared_loader_obj.action_loader.get(
+        "ansible.builtin.add_host",
+        task=task,
+        connection=action._connection,
+        play_context=action._play_context,
+        loader=action._loader,
+        templar=action._templar,
+        shared_loader_obj=action._shared_loader_obj,
+    )
+    result: dict[str, Any] = adding.run()
+    return result
 
 
 def is_extra_variable(hostvars: Any, name: str) -> bool:

@@ -40,6 +40,9 @@ Args = Mapping[str, Any]
 #: Results of a task or a host, which have no types either.
 Returned = dict[str, Any]
 
+#: Variables of a rank that train_job_ranks adds to the inventory: the host of its machine, and the
+#: number of the rank on that machine, from 1.
+MACHINE, SLOT = "__train_job_machine", "__train_job_slot"
 #: Size in bytes of the pieces in which a file is fetched.
 _PIECE = 4 << 20
 #: Maximum size of an archive relative to its files: small files hardly compress.
@@ -321,6 +324,31 @@ class Play:
         plugin, address, port, user = (str(variables.get(name) or "") for name in names)
         return plugin, address or (host if plugin != "local" else ""), port, user
 
+    def has(self, host: str) -> bool:
+        """Return whether the inventory has a host of this name."""
+        return host in self._hostvars
+
+    def machine_of(self, host: str) -> str:
+        """Return the inventory host whose variables a host has: its machine, or the host itself.
+
+        They differ for ranks that train_job_ranks adds to the inventory.
+        """
+        return str((self.has(host) and self._hostvars[host].get(MACHINE)) or host)
+
+    def groups_of(self, host: str) -> list[str]:
+        """Return the names of the inventory groups of a host."""
+        return [str(name) for name in self._hostvars[host]["group_names"]]
+
+    def add_host(
+        self, name: str, groups: Sequence[str], templates: Mapping[str, str], values: Args
+    ) -> Returned:
+        """Add a host to the inventory of this run, see ansible_core.add_host."""
+        return ansible_core.add_host(self._action, name, groups, templates, values)
+
+    def names_of_variables(self, host: str) -> list[str]:
+        """Return the names of a host's variables, except those that Ansible itself sets."""
+        return ansible_core.names_of_variables(self._hostvars, host)
+
     def neighbors(self) -> dict[str, list[str]]:
         """Return, for each host, all hosts that are reached in the same way, including itself.
 
@@ -372,8 +400,9 @@ class Play:
         return found
 
     def _environment(self, host: str) -> tuple[dict[str, str], list[str]]:
-        variables, levels = self._with_levels(host, job_variables.ENVIRONMENT)
-        return script_environment.merge(levels, self._sources(self._templating(host, variables)))
+        machine = self.machine_of(host)
+        variables, levels = self._with_levels(machine, job_variables.ENVIRONMENT)
+        return script_environment.merge(levels, self._sources(self._templating(machine, variables)))
 
     def given(self, host: str, names: Sequence[str]) -> job_variables.Given:
         """Return a job's settings from a host's variables, with the values of ``names``."""

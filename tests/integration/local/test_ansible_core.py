@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from uv import find_uv_bin
 
-from tests.support.lab import REPOSITORY, environment, free_port, once, run
+from tests.support.lab import REPOSITORY, environment, free_port, free_ports, once, run
 
 OLDEST, NEWEST = "2.19", "2.21"
 ACTION = "tensorflow_ansible.cluster.rank_start"
@@ -95,12 +95,13 @@ print(json.dumps({name: os.environ.get(name) for name in names}))
 
 
 def write_inventory(folder: Path, **of_host: Any) -> Path:
-    """Write an inventory of two ranks on this machine, one with additional variables."""
+    """Write an inventory of three ranks on this machine, two of a host with more variables."""
     text = f"""
 worker:
   hosts:
     w0:
-      train_job_port: {free_port()}
+      train_job_ranks: 2
+      train_job_port: {free_ports(2)}
       train_job_environment: {json.dumps(of_host)}
     w1: {{train_job_port: {free_port()}}}
   vars:
@@ -137,10 +138,11 @@ def test_a_job_gets_the_values_of_all_levels_as_they_are_written(
     assert done.returncode == 0, done.stdout[-3000:]
     seen = [
         json.loads((tmp_path / "runs/levels/logs" / f"worker-{index}.log").read_text())
-        for index in (0, 1)
+        for index in range(3)
     ]
     shared = {"ALL": "yes", "VERSION": "1.10", "FILE": "007", "LAST": "1"}
     assert seen == [
+        {**shared, "BOTH": "host", "HOST": "w0"},
         {**shared, "BOTH": "host", "HOST": "w0"},
         {**shared, "BOTH": "all", "HOST": None},
     ]
@@ -151,5 +153,5 @@ def test_the_place_of_a_wrong_value_is_named(python: str, tmp_path: Path) -> Non
     done = play(python, "-i", str(inventory), "playbooks/train.yml", "-e", "train_job_seed=x")
     assert done.returncode == 2
     said = " ".join(done.stdout.split())
-    assert f"sets HOST to a boolean ({inventory}:6)" in said
+    assert f"sets HOST to a boolean ({inventory}:7)" in said
     assert 'train_job_seed of w0, w1 is a string, "x" (-e)' in said

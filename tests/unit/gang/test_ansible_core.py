@@ -10,6 +10,7 @@ from typing import Any
 
 from ansible import constants
 from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar
 from ansible.utils import vars as ansible_vars
 
 from train.gang import REPOSITORY, ansible_core
@@ -65,3 +66,32 @@ def test_the_levels_of_one_variable_are_kept_and_all_others_replaced() -> None:
     assert found == [{"A": 1}, {"B": 2}, None]
     assert variables == {"env": None, "x": {"b": 2}, "y": 2}
     assert (constants.DEFAULT_HASH_BEHAVIOUR, ansible_vars.merge_hash) == before
+
+
+def test_the_names_of_variables_are_those_that_ansible_does_not_set() -> None:
+    variables = {"a": {"train_job_port": 1, "inventory_hostname": "a", "ansible_user": "me"}}
+    names = ansible_core.names_of_variables(variables, "a")
+    assert names == ["train_job_port", "ansible_user"]
+
+
+def test_an_added_host_renders_its_templates_when_they_are_used() -> None:
+    task = SimpleNamespace(args={})
+    made: dict[str, Any] = {}
+
+    def get(name: str, **parts: Any) -> Any:
+        made.update(parts["task"].args, module=name)
+        return SimpleNamespace(run=lambda: {"add_host": {}})
+
+    parts = dict.fromkeys(("_connection", "_play_context", "_loader", "_templar"))
+    loaders = SimpleNamespace(action_loader=SimpleNamespace(get=get))
+    copied = SimpleNamespace(copy=lambda: task)
+    action = SimpleNamespace(_task=copied, _shared_loader_obj=loaders, **parts)
+    templates = {"x": "{{ y }}", "groupname": "{{ y }}"}
+    assert ansible_core.add_host(action, "b", ["worker"], templates, {"z": "{{ y }}"}) == {
+        "add_host": {}
+    }
+    assert (made.pop("module"), made.pop("name")) == ("ansible.builtin.add_host", "b")
+    assert made.pop("groups") == ["worker"]
+    assert [*made] == ["x", "z"]
+    templar = Templar(loader=DataLoader(), variables={"y": 7})
+    assert (templar.template(made["x"]), templar.template(made["z"])) == (7, "{{ y }}")

@@ -30,6 +30,14 @@ def test_hosts_that_are_reached_in_the_same_way_share_a_machine() -> None:
     assert all(host in names for host, names in Play.neighbors(play).items())
 
 
+def test_an_added_rank_has_the_variables_of_its_machine() -> None:
+    variables: Any = {"a": {"group_names": ["worker"]}, "b": {connections.MACHINE: "a"}}
+    play: Any = SimpleNamespace(_hostvars=variables)
+    play.has = lambda host: Play.has(play, host)
+    assert [Play.machine_of(play, host) for host in ("a", "b", "unknown")] == ["a", "a", "unknown"]
+    assert Play.groups_of(play, "a") == ["worker"]
+
+
 def test_more_than_was_said_fills_no_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     answers = iter([{"size": 10}, {"data": base64.b64encode(b"0123456789").decode()}])
     monkeypatch.setattr(connections, "run", lambda *_: next(answers))

@@ -12,7 +12,7 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
 
 from tests.support.lab import REPOSITORY
-from train.gang.plan import placement
+from train.gang.plan import machine_ranks, placement
 
 CASES = sorted((REPOSITORY / "tests/data/tf_config").glob("*.yml"))
 TEMPLATE = REPOSITORY / "roles/train_job/templates/tf_config.json.j2"
@@ -22,7 +22,12 @@ TEMPLATE = REPOSITORY / "roles/train_job/templates/tf_config.json.j2"
 def test_tf_config_of_each_host(case: Path) -> None:
     given = yaml.safe_load(case.read_text())
     missing = dict.fromkeys(given.get("missing", ()), "is unreachable")
-    chosen = placement.choose(given["groups"], missing, least=given.get("min_workers", 0))
+    machines = given.get("machines", {})
+    groups = {
+        kind: machine_ranks.in_order(hosts, lambda host: machines.get(host, host))
+        for kind, hosts in given["groups"].items()
+    }
+    chosen = placement.choose(groups, missing, least=given.get("min_workers", 0))
     variables: dict[str, Any] = {
         "__train_job_placement": chosen,
         # The result of the previous task on each host.

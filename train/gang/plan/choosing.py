@@ -9,7 +9,7 @@ from train.gang import connections, login_failures, reports, run_folders
 from train.gang.connections import Args, Returned
 from train.gang.errors import NothingAnsweredError, UserError
 from train.gang.job_records import MANIFEST_FILE, Manifest
-from train.gang.plan import placement, renaming
+from train.gang.plan import machine_ranks, placement, renaming
 from train.host import json_files
 
 
@@ -19,7 +19,10 @@ def choose_hosts(play: connections.Play, args: Args) -> dict[str, object]:
     ``warnings`` are about excluded hosts, and about machines with several names. Raise UserError if
     the remaining hosts are not enough, NothingAnsweredError if no host answered.
     """
-    groups = {kind: list(hosts) for kind, hosts in args["groups"].items()}
+    groups = {
+        kind: machine_ranks.in_order(hosts, play.machine_of)
+        for kind, hosts in args["groups"].items()
+    }
     first, earlier = int(args["attempt"]) == 1, []
     names = [host for members in groups.values() for host in members]
     checks = {host: play.registered(host, args["registered"]) for host in names}

@@ -5,7 +5,7 @@ By default, TensorFlow would take all GPUs of the machine for every rank.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,20 +35,28 @@ class _Device:
         return self.gpu == other.gpu and (self.whole or other.whole or self.uuid == other.uuid)
 
 
-def share(ranks: Sequence[PlannedRank], hosts: FactsByHost) -> None:
+def share(
+    ranks: Sequence[PlannedRank],
+    hosts: FactsByHost,
+    machine_of: Callable[[str], str] = lambda host: host,
+) -> None:
     """Set ``gpus`` of each of ``ranks`` to its values for ``CUDA_VISIBLE_DEVICES``.
 
-    GPUs that a rank lists are reserved for it. The machine's other GPUs are divided among its
+    GPUs that a rank lists are reserved for it. If a host has several ranks (train_job_ranks), its
+    list is divided evenly among them. The machine's other GPUs are divided among its
     training ranks with ``auto``, in rank order: equal shares of adjacent GPUs. A remainder stays
     unused, so that all these ranks train with the same number. GPUs that other processes or jobs
     use are left out, unless too few remain and the job can wait for them. Raise UserError if a GPU
     does not exist, is in use or is listed for two ranks, or if there are too few for ``auto``.
+
+    Args:
+        machine_of: returns the inventory host whose variables a host has.
     """
     machines: dict[str, list[PlannedRank]] = {}
     for rank in ranks:
         machines.setdefault(hosts[rank["host"]]["machine"], []).append(rank)
     for members in machines.values():
-        _share_machine(members, hosts)
+        _share_machine(members, hosts, _lists(members, hosts, machine_of))
 
 
 def visible(
@@ -78,12 +86,41 @@ def _by_one_kind_of_name(names: Sequence[str], machine: HostFacts) -> list[str]:
     return [uuids.get(name, name) for name in names]
 
 
-def _share_machine(members: Sequence[PlannedRank], hosts: FactsByHost) -> None:
+def _lists(
+    members: Sequence[PlannedRank], hosts: FactsByHost, machine_of: Callable[[str], str]
+) -> dict[str, list[Any]]:
+    """Return each rank's part of the list of GPUs of its inventory host, by host.
+
+    Raise UserError if a list cannot be divided evenly.
+    """
+    sharing: dict[str, list[str]] = {}
+    for rank in members:
+        sharing.setdefault(machine_of(rank["host"]), []).append(rank["host"])
+    parts = {}
+    for machine, names in sharing.items():
+        wanted = hosts[names[0]]["gpus_wanted"]
+        if not isinstance(wanted, list) or len(names) == 1:
+            continue
+        each, rest = divmod(len(wanted), len(names))
+        if rest:
+            raise UserError(
+                f"train_job_gpus of {machine} lists {_count(len(wanted), 'GPU')} for its "
+                f"{len(names)} ranks (train_job_ranks), but each rank needs the same number: list "
+                f"a multiple of {len(names)}, or set it to auto"
+            )
+        for place, name in enumerate(names):
+            parts[name] = wanted[place * each : (place + 1) * each]
+    return parts
+
+
+def _share_machine(
+    members: Sequence[PlannedRank], hosts: FactsByHost, lists: dict[str, list[Any]]
+) -> None:
     taken: list[tuple[_Device, str]] = []
     waiting = []
     for rank in members:
         host, facts = rank["host"], hosts[rank["host"]]
-        wanted, gpus = facts["gpus_wanted"], facts["gpus"]
+        wanted, gpus = lists.get(host, facts["gpus_wanted"]), facts["gpus"]
         if wanted is None:
             rank["gpus"] = None
         elif wanted == AUTO and rank["type"] in ("chief", "worker") and gpus:
@@ -133,7 +170,7 @@ def _free(waiting: Sequence[str], machine: HostFacts, used: Set[int]) -> list[in
         "set its train_job_gpus to none, or assign fewer GPUs to the other ranks"
         if len(waiting) == 1
         else "to train on CPUs, set train_job_gpus to none for all ranks; otherwise, remove "
-        "ranks on this machine from the inventory"
+        "ranks on this machine from the inventory, or lower its train_job_ranks"
     )
     raise UserError(
         f"{names}: too few GPUs for {_count(len(waiting), 'rank')} on one machine, which has "

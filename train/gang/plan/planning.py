@@ -26,6 +26,7 @@ from train.gang.job_records import (
 from train.gang.login_failures import names_of
 from train.gang.plan import (
     gpu_assignment,
+    machine_ranks,
     placement,
     planned_ranks,
     script_files,
@@ -50,11 +51,16 @@ def check_variables(play: connections.Play, args: Args) -> dict[str, object]:
     """
     names = set(job_variables.options()[0]) - {"train_job_groups", job_variables.ENVIRONMENT}
     members = {h: kind for kind, hosts in args["groups"].items() for h in hosts if h in play.hosts}
-    by_host = {host: play.given(host, sorted(names)) for host in members}
-    arguments = job_variables.check(by_host, connections.written)
+    machines = {host: play.machine_of(host) for host in members}
+    by_machine = {
+        name: play.given(name, sorted(names)) for name in dict.fromkeys(machines.values())
+    }
+    checked = job_variables.check(by_machine, connections.written)
     framework = _framework_of(args)
     planned_ranks.check_groups(args["groups"], framework)
-    environments = {host: variables.environment[0] for host, variables in by_host.items()}
+    machine_ranks.check_added(play, {name: given.values for name, given in by_machine.items()})
+    arguments = {host: checked[machine] for host, machine in machines.items()}
+    environments = {host: by_machine[machine].environment[0] for host, machine in machines.items()}
     ranks = [env for host, env in environments.items() if members[host] != placement.SPARE]
     return {
         "changed": False,
@@ -92,7 +98,7 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
     hosts = dict(script_packages.with_packages(hosts, packages))
     framework = str(args["variables"]["framework"])
     ranks = planned_ranks.plan_ranks(groups, hosts, framework)
-    gpu_assignment.share(ranks, hosts)
+    gpu_assignment.share(ranks, hosts, play.machine_of)
     configs = {rank["host"]: json.loads(args["tf_config"][rank["host"]]) for rank in ranks}
     rank_environments = {rank["host"]: args["rank_environments"][rank["host"]] for rank in ranks}
     checked = {

@@ -29,7 +29,7 @@ _OPTIONS = {
     "root": "train_job_root",
     "python": "train_job_python",
     "address": "train_job_address",
-    "port": "train_job_port",
+    "port": "__train_job_port",
     "min_free_mb": "train_job_min_free_mb",
     "lease_dir": "train_job_lease_dir",
     "foreign_gpu": "train_job_foreign_gpu",

@@ -128,3 +128,11 @@ def test_gpus_of_others_are_refused(wanted: Any, others: Any, count: int, messag
         gang(WORKERS, wanted, count, instances=2, busy=others)
     assert message in str(raised.value)
     assert gang(WORKERS, {"b": [MIG[1]]}, 4, instances=2, busy={MIG[0]: busy("in use")})
+
+
+def test_the_list_of_a_host_is_divided_among_its_ranks() -> None:
+    ranks_of = {"b": "a"}
+    shares = gang(THREE, {"a": [3, 1], "b": [3, 1]}, ranks_of=ranks_of)
+    assert shares == {"a": ("3",), "b": ("1",), "c": ("0", "2")}
+    with pytest.raises(UserError, match=r"^train_job_gpus of a lists 1 GPU for its 2 ranks"):
+        gang(THREE, {"a": [3], "b": [3]}, ranks_of=ranks_of)

@@ -142,7 +142,7 @@ def of_ranks(*ranks: tuple[str, str]) -> Any:
 
 def test_missing_hosts_are_checked_like_before_a_start() -> None:
     calls: list[tuple[str, str, Any]] = []
-    play = a_play({"train_job_port": 12345, "train_job_root": "/data"}, calls)
+    play = a_play({"__train_job_port": 12345, "train_job_root": "/data"}, calls)
     training = [view("worker-0")]
     growth = growing.growth_of(play, options("auto"), of_ranks(("worker-0", "node-1")), training)
     assert growth is not None
