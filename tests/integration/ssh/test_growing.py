@@ -64,10 +64,7 @@ def test_a_job_grows_when_a_lost_host_is_back(
     assert [one["grown"] for one in attempts] == [False, False, True]
     second = json.loads((folder / "attempts/2/result.json").read_text())
     assert (second["state"], second["restart"]) == ("stopped", True)
-    assert (
-        "resumed at step" in (folder / "attempts/3/logs/worker-0.log").read_text()
-        or len(attempts) == 3
-    )
+    assert "resumed at step" in (folder / "logs/worker-0.log").read_text()
     # The losses are those of an undisturbed run in one process.
     shutil.copy(faults.SLOW_DATA, tmp_path)
     calm = start(tmp_path, *JOB["arguments"], variables={"SLOW_WHILE": "/nowhere"})
