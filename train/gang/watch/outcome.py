@@ -19,12 +19,14 @@ FROZEN_LIMIT = 20.0
 #: Maximum seconds from the end of a rank that lost another one to the end of the lost rank. A
 #: process closes its connections before it ends.
 _LEAVING = 5.0
-#: Messages of TensorFlow about a lost rank, and of train/worker.py about an unreachable one.
+#: Messages of TensorFlow and JAX about a lost rank, and of train/worker.py about one that does not
+#: answer.
 _NAMED_AS_LOST = re.compile(
     r"TrainingError: (?:lost contact with (?P<lost>\w+-[0-9]+(?:, \w+-[0-9]+)*):"
     r"|(?P<mute>\w+-[0-9]+) \(\S+\) was unresponsive)"
     r"|(?:remote target|heartbeat\w*\)?:?|timed? ?out|task) /job:(?P<job>\w+)/(?:replica:[0-9]+/)?"
     r"task:(?P<index>[0-9]+)"
+    r"|\bTask (?P<process>[0-9]+) heartbeat timeout"
 )
 
 
@@ -46,7 +48,9 @@ def named_by(view: View) -> set[str]:
     named: set[str] = set()
     lines = [view.state.get("reason") or "", *view.tail]
     for match in _NAMED_AS_LOST.finditer("\n".join(lines)):
+        of_jax = match["process"] or (match["job"] == "jax_worker" and match["index"])
         one = match["mute"] or f"{match['job']}-{match['index']}"
+        one = f"worker-{of_jax}" if of_jax else one
         named.update(match["lost"].split(", ") if match["lost"] else [one])
     return named - {view.target.task}
 
