@@ -155,7 +155,7 @@ def test_a_fresh_install_and_a_second_run(
 
     monkeypatch.setattr(tensorflow_environment, "run", record)
     checked = call(params, check_mode=True)
-    assert (checked["changed"], checked["parts"]) == (True, ["tensorflow", "link"])
+    assert (checked["changed"], checked["parts"]) == (True, ["base", "link"])
     made, linked = (diff["after"] for diff in checked["diffs"])
     assert f"/venvs/tensorflow-1.0-cpu-py{HERE}-" in made
     assert linked == {"path": f"{params['tensorflow_root']}/venv", "state": "link"}
@@ -202,7 +202,7 @@ def test_half_made_is_made_again(params: Params, call: Call) -> None:
         (venv / "left-over").write_text("")
         damage()
         result = call(params)
-        assert result["parts"] == ["tensorflow"]
+        assert result["parts"] == ["base"]
         assert not (venv / "left-over").exists()
         assert shown_version(result["link"]) == "1.0"
 
@@ -217,7 +217,7 @@ def test_new_locks_and_back_and_more_to_import(
     two, three = (with_lock(params, make_lock(Path(f"{wheel}.txt"), wheel)) for wheel in wheels)
     second = call(two)
     assert (shown_version(second["link"]), shown_version(first["venv"])) == ("2.0", "1.0")
-    (lock,) = locks.locks([params["tensorflow_requirements"]])
+    (lock,) = locks.locks([params["tensorflow_requirements"]], "tensorflow")
     wider = {**params, "__tensorflow_locks": [{**lock, "imports": ["tensorflow", "json"]}]}
     for wanted, part in ((params, "link"), (wider, "trial")):
         result = call(wanted)
@@ -298,7 +298,7 @@ def test_what_will_not_do_is_refused(
     folder.mkdir(parents=True)
     assert f"{folder} is not a link made by this role. Move this file away" in call(params)["msg"]
     folder.rmdir()
-    before = locks.locks([params["tensorflow_requirements"]])
+    before = locks.locks([params["tensorflow_requirements"]], "tensorflow")
     with (tmp_path / "lock.txt").open("a") as stream:
         stream.write("# more\n")
     locked = {"__tensorflow_locks": before}
@@ -346,7 +346,7 @@ def test_packages_on_top(params: Params, call: Call, tmp_path: Path) -> None:
     assert (again["parts"], shown_version(plain["link"], "frobnicate")) == (["link"], "1.5")
     lock = make_lock(tmp_path / "lock2.txt", make_wheel(wheels, "2.0"), shared)
     second = call(with_extra(with_lock(params, lock), top))
-    assert second["parts"] == ["tensorflow", "extra", "link"]
+    assert second["parts"] == ["base", "extra", "link"]
     assert (shown_version(second["link"]), shown_version(result["venv"])) == ("2.0", "1.0")
 
 
@@ -392,7 +392,7 @@ def gpu_params(params: Params, host: Path) -> Params:
     """Return the role's variables for a fake TensorFlow with CUDA."""
     wheel = make_wheel(host / "wheels", "1.0", SEES.format(host))
     found = with_lock(params, make_lock(host / "gpu.txt", wheel))
-    (lock,) = locks.locks([found["tensorflow_requirements"]])
+    (lock,) = locks.locks([found["tensorflow_requirements"]], "tensorflow")
     return {**found, "__tensorflow_locks": [{**lock, "variant": "gpu"}]}
 
 
@@ -407,7 +407,7 @@ def test_as_many_as_the_driver_shows(gpu_params: Params, call: Call, host: Path)
         has_gpus(host, count, version)
         result = call(gpu_params)
         assert (result["changed"], result["parts"]) == (True, ["trial"])
-        assert result["gpus"] == {"driver": count, "tensorflow": count}
+        assert result["gpus"] == {"driver": count, "seen": count}
         assert not call(gpu_params)["changed"]  # a ready host starts no TensorFlow
     assert (host / "calls").read_text() == 3 * "GPU all\n"
     assert call(both, check_mode=True)["variant"] == "gpu"

@@ -47,7 +47,8 @@ def test_the_role_s_environment_is_described(tmp_path: Path, python: str) -> Non
     os.unlink(broken)
     assert environments.tensorflow(python) == ("2.21.0", False)
     assert environments.described(python) == {
-        **{"root": str(tmp_path), "variant": "cpu", "python_series": "3.11", "lock_sha256": "0"},
+        **{"root": str(tmp_path), "framework": "tensorflow", "variant": "cpu"},
+        **{"python_series": "3.11", "lock_sha256": "0"},
         "package_environments": [NAME],
     }
     assert environments.described(above) is None

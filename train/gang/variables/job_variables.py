@@ -57,9 +57,10 @@ def _read(name: str) -> Any:
     return yaml.load((_ROLE / name).read_text(encoding="utf-8"), loader)
 
 
-def default_of(name: str) -> Any:
-    """Return the role's default of a variable, without rendering a template in it."""
-    return _read("defaults/main.yml")[name]
+def default_python(framework: str) -> str:
+    """Return the role's default of ``train_job_python`` for a framework."""
+    pythons: dict[str, str] = _read("vars/main.yml")["__train_job_pythons"]
+    return pythons.get(framework, pythons["tensorflow"])
 
 
 @functools.cache
