@@ -301,8 +301,7 @@ def _environment(python: str, full: bool) -> CallResult:
             name = name.lower()
             if name in _PACKAGES or name.startswith("nvidia_"):
                 found["packages"]["tensorflow" if name == "tensorflow_cpu" else name] = version
-    # Also if the user's environment is based on it.
-    below = environments.installed(python, environments.TENSORFLOW).version
+    below = environments.tensorflow(python).version  # also if the user's environment is based on it
     if below:
         found["packages"].setdefault("tensorflow", below)
     if full:

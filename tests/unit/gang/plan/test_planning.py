@@ -18,6 +18,7 @@ from train.gang.plan import planning, script_files
 NAMES = ("node-0", "node-1")
 ENVIRONMENT = {
     "root": "/opt/tf",
+    "framework": "jax",
     "variant": "cpu",
     "python_series": "3.11",
     "lock_sha256": "0",
