@@ -1,6 +1,6 @@
 """The role ``tensorflow``: environments, GPUs, the removal of old environments, its playbooks.
 
-TensorFlow is not downloaded. A tiny wheel with the name ``tensorflow-cpu`` replaces it.
+No framework is downloaded. Tiny wheels with names such as ``tensorflow-cpu`` replace them.
 """
 
 from __future__ import annotations
@@ -43,14 +43,19 @@ HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
 def make_wheel(
-    folder: Path, version: str, body: str = "", name: str = "tensorflow-cpu", size: int = 0
+    folder: Path,
+    version: str,
+    body: str = "",
+    name: str = "tensorflow-cpu",
+    size: int = 0,
+    module: str = "",
 ) -> Path:
     """Create a wheel of a distribution with one module and a file of ``size`` bytes.
 
-    The module is named after the first word of the distribution's name.
+    The module is named after the first word of the distribution's name, unless ``module`` is given.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    package = name.partition("-")[0]
+    package = module or name.partition("-")[0]
     stem = f"{name.replace('-', '_')}-{version}"
     info = f"{stem}.dist-info"
     files = {
@@ -318,6 +323,51 @@ def test_an_interpreter_behind_a_link(params: Params, call: Call, tmp_path: Path
     assert f"home = {Path(sys.executable).resolve().parent}" in lines
 
 
+#: Keras with JAX reads its backend from the environment, and writes its settings.
+KERAS = """import os
+assert os.environ["KERAS_BACKEND"] == "jax" and os.environ["JAX_PLATFORMS"] == "cpu"
+open(os.path.join(os.environ["KERAS_HOME"], "keras.json"), "w").close()
+"""
+
+
+def test_jax_next_to_tensorflow(params: Params, call: Call, tmp_path: Path) -> None:
+    wheels = [make_wheel(tmp_path / "wheels", "0.10.2", name="jax")]
+    wheels.append(make_wheel(tmp_path / "wheels", "3.15.1", KERAS, name="keras"))
+    lock = make_lock(tmp_path / "jax.txt", *wheels)
+    wanted = with_lock({**params, "train_job_framework": "jax"}, lock)
+    tensorflow, jax = call(params), call(wanted)
+    assert (jax["framework"], jax["version"], jax["variant"]) == ("jax", "0.10.2", "cpu")
+    assert jax["link"] == f"{params['tensorflow_root']}/venv-jax"
+    assert Path(jax["venv"]).name.startswith(f"jax-0.10.2-cpu-py{HERE}-")
+    marker = json.loads(Path(jax["link"], "tensorflow-venv.json").read_text())
+    assert (marker["framework"], marker["trial"]["imports"]) == ("jax", ["jax", "keras"])
+    assert not call(wanted)["changed"]
+    assert not call(params)["changed"]
+    for made, modules in ((tensorflow, ["tensorflow.py"]), (jax, ["jax.py", "keras.py"])):
+        assert [name for name in packages(made["venv"]) if name.endswith(".py")] == modules
+        assert not list(Path(made["venv"]).rglob("keras.json"))
+
+
+@pytest.mark.parametrize("framework", ["torch", "none"])
+def test_an_environment_without_packages(
+    params: Params, call: Call, tmp_path: Path, framework: str
+) -> None:
+    wanted = {**params, "tensorflow_framework": framework, "tensorflow_requirements": ""}
+    bare = call(wanted)
+    assert (bare["framework"], bare["version"], bare["parts"]) == ("none", "", ["base", "link"])
+    assert Path(bare["link"]).name == "venv-bare"
+    assert packages(bare["venv"]) == []
+    (said,) = bare["messages"]
+    assert f"No packages are installed for the framework {framework}, only an env" in said
+    assert not call(wanted)["changed"]
+    extra = make_wheel(tmp_path / "wheels", "1.5", name="frobnicate")
+    top = call(with_extra(wanted, make_lock(tmp_path / "extra.txt", extra)))
+    assert top["parts"] == ["extra", "link"]
+    assert shown_version(top["link"], "frobnicate") == "1.5"
+    refused = call({**params, "tensorflow_framework": framework})
+    assert f"for the framework {framework} no lock is installed: remove" in refused["msg"]
+
+
 def test_packages_on_top(params: Params, call: Call, tmp_path: Path) -> None:
     wheels = tmp_path / "wheels"
     extra, shared = (make_wheel(wheels, "1.5", name=name) for name in ("frobnicate", "shared"))
@@ -394,6 +444,36 @@ def gpu_params(params: Params, host: Path) -> Params:
     found = with_lock(params, make_lock(host / "gpu.txt", wheel))
     (lock,) = locks.locks([found["tensorflow_requirements"]], "tensorflow")
     return {**found, "__tensorflow_locks": [{**lock, "variant": "gpu"}]}
+
+
+#: Sees the GPUs in the file ``seen``, as JAX does, and notes the settings of the trial.
+JAX_SEES = """import os, pathlib
+def local_devices(backend):
+    home = pathlib.Path("{0}")
+    names = "CUDA_VISIBLE_DEVICES", "JAX_PLATFORMS", "XLA_PYTHON_CLIENT_PREALLOCATE"
+    (home / "calls").write_text(" ".join(os.environ.get(name, "-") for name in names))
+    seen = int((home / "seen").read_text())
+    if not seen:
+        raise RuntimeError("Unable to load cuDNN. Is it installed?")
+    return [backend] * seen
+"""
+
+
+def test_gpus_that_jax_sees(params: Params, call: Call, host: Path) -> None:
+    has_gpus(host, 2, seen=0)
+    wheels = [make_wheel(host / "wheels", "0.10.2", JAX_SEES.format(host), name="jax")]
+    wheels.append(make_wheel(host / "wheels", "1", name="jax-cuda12-plugin", module="plugin"))
+    lock = make_lock(host / "jax-gpu.txt", *wheels)
+    wanted = with_lock({**params, "train_job_framework": "jax"}, lock)
+    message = call(wanted)["msg"]
+    assert "JAX 0.10.2 sees 0 of the 2 GPUs" in message
+    assert "JAX does not find its CUDA libraries: create the lock with jax[cuda12]" in message
+    assert "Unable to load cuDNN" in message
+    has_gpus(host, 2)
+    # The memory of the GPUs stays free.
+    found = call(wanted)
+    assert (found["variant"], found["gpus"]) == ("gpu", {"driver": 2, "seen": 2})
+    assert (host / "calls").read_text() == "-  false"
 
 
 def test_as_many_as_the_driver_shows(gpu_params: Params, call: Call, host: Path) -> None:
