@@ -79,7 +79,7 @@ soak: export CUT_SECONDS ?= 300
 soak: export SLURM_REAL_LIMIT ?= 1
 soak: .venv/dev.stamp
 	$(BIN)/python -m pytest -s tests/integration/ssh/test_faults.py tests/integration/local/test_training_resume.py \
-	  tests/integration/slurm/test_slurm_jobs.py $(ARGS)
+	  tests/integration/slurm/test_slurm_jobs.py tests/integration/roles/test_frameworks.py $(ARGS)
 	$(PYTEST) tests/integration/cloud $(ARGS)
 
 # Creates the hosts at the start, and removes them at the end, also after Ctrl-C.
