@@ -58,8 +58,9 @@ def framework(python: str, name: str) -> Framework:
     """Return JAX or PyTorch in the environment of an interpreter."""
     found = {}
     for folder in _with_base(folder_of(python)):
-        for path in glob.glob(os.path.join(folder, "lib/python3*/*-packages/*.dist-info")):
-            package, _, version = os.path.basename(path)[: -len(".dist-info")].partition("-")
+        for path in glob.glob(os.path.join(folder, "lib/python3*/*-packages/*-info")):
+            # dist-info, or Debian's egg-info
+            package, _, version = os.path.basename(path).rpartition(".")[0].partition("-")
             found[package] = version
     packages = frameworks.PACKAGES[name]
     versions = {package: found[package] for package in packages if package in found}

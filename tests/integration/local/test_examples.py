@@ -83,28 +83,18 @@ def test_mnist_fit_resumes_after_a_worker_was_killed(lab: Lab, tmp_path: Path) -
     assert not list(others.glob("model/*"))
 
 
-@pytest.fixture(scope="session")
-def jax_python() -> str:
-    """Return the interpreter of the environment for JAX, if setup.yml has created it."""
-    python = Path("~/train/venv-jax/bin/python").expanduser()
-    if not python.exists():
-        pytest.skip("this machine has no environment for JAX")
-    return str(python)
-
-
-@pytest.mark.tensorflow
 @pytest.mark.parametrize(
     ("name", "options", "first_log", "same_everywhere"),
     [
         (
             "keras3-jax",
-            ["--epochs", "60", "--steps-per-epoch", "5"],
-            r"Epoch (\d+)/60",
+            ["--epochs", "30", "--steps-per-epoch", "5"],
+            r"Epoch (\d+)/30",
             r"SHA-256 of the weights, the same in every process: \w+",
         ),
         (
             "jax-loop",
-            ["--steps", "3000"],
+            ["--steps", "1500"],
             r"2 devices, from step (\d+)",
             r"sum of the norms of the weights, the same everywhere: [\d.]+",
         ),
