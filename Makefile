@@ -116,6 +116,8 @@ lock: .venv/dev.stamp
 	# tf-keras would install tensorflow in addition to tensorflow-cpu.
 	cd roles/tensorflow/files && echo tensorflow | $(UV_COMPILE) --python-version 3.10 --excludes /dev/stdin cpu.in -o cpu.txt
 	cd roles/tensorflow/files && $(UV_COMPILE) --python-version 3.10 gpu.in -o gpu.txt
+	cd roles/tensorflow/files && $(UV_COMPILE) --python-version 3.11 jax-cpu.in -o jax-cpu.txt
+	cd roles/tensorflow/files && $(UV_COMPILE) --python-version 3.11 jax-gpu.in -o jax-gpu.txt
 	# Packages in TensorFlow's environment are excluded.
 	cd examples/tfds && sed -n 's/^\([^ ]*\)==.*/\1/p' ../../roles/tensorflow/files/cpu.txt | $(UV_COMPILE) --python-version 3.11 \
 	  -c ../../roles/tensorflow/files/cpu.txt --excludes /dev/stdin requirements.in -o requirements.txt

@@ -1,4 +1,4 @@
-"""Fixtures that the tests share: TensorFlow's environment, inventories and SSH hosts."""
+"""Fixtures that the tests share: environments of frameworks, inventories and SSH hosts."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tests.support.lab import (
     Labs,
     ansible_playbook,
     free_port,
+    install_jax,
     once,
     tensorflow_testbed,
     write_local_inventory,
@@ -42,12 +43,25 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tf_python(shared: Path) -> str:
     """Return the interpreter of the environment that ``playbooks/setup.yml`` creates here."""
 
-    def install() -> str:
-        done = ansible_playbook("setup.yml", REPOSITORY / "inventory/local", {})
-        assert done.returncode == 0, done.stdout[-3000:]
-        return str(Path("~/train/venv/bin/python").expanduser())
+    return once(shared, "python", lambda: _python_of("tensorflow", "~/train/venv"))
 
-    return once(shared, "python", install)
+
+@pytest.fixture(scope="session")
+def jax_python(shared: Path) -> str:
+    """Return the interpreter of the environment with JAX that ``playbooks/setup.yml`` creates here.
+
+    The first run on a machine downloads 150 MB, and takes about 30 s of CPU time. Later runs only
+    check the environment.
+    """
+    return once(shared, "jax-python", lambda: _python_of("jax", "~/train/venv-jax"))
+
+
+def _python_of(framework: str, environment: str) -> str:
+    """Run ``playbooks/setup.yml`` for a framework on this machine; return its interpreter."""
+    variables = {"train_job_framework": framework}
+    done = ansible_playbook("setup.yml", REPOSITORY / "inventory/local", variables)
+    assert done.returncode == 0, done.stdout[-3000:]
+    return str(Path(environment, "bin/python").expanduser())
 
 
 @pytest.fixture
@@ -85,6 +99,13 @@ def testbed(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Iterator[
         yield bed
 
 
+@pytest.fixture(scope="session")
+def jax_testbed(testbed: Testbed, shared: Path) -> Testbed:
+    """Return the four SSH hosts, with JAX in addition to TensorFlow."""
+    install_jax(testbed, shared)
+    return testbed
+
+
 @pytest.fixture
 def ssh_lab(testbed: Testbed, tmp_path: Path) -> Labs:
     """Return a factory of labs on the SSH hosts: ranks by group, dealt out to hosts in turn."""
@@ -105,7 +126,7 @@ def ssh_lab(testbed: Testbed, tmp_path: Path) -> Labs:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the files with the longest tests first, so that no test process is left with them."""
-    ranks = [{"testbed", "docker"}, {"tf_python", "tensorflow"}, {"local_lab"}]
+    ranks = [{"testbed", "docker"}, {"tf_python", "jax_python", "tensorflow"}, {"local_lab"}]
     places: dict[Path, int] = {}
     for item in items:
         needs = {*getattr(item, "fixturenames", ()), *(mark.name for mark in item.iter_markers())}

@@ -12,7 +12,8 @@ import hashlib
 import json
 import re
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,46 +26,89 @@ from packaging.version import Version
 
 #: Distributions that contain the package ``tensorflow``.
 TENSORFLOWS = {"tensorflow", "tensorflow-cpu", "tensorflow-intel", "tf-nightly", "tf-nightly-cpu"}
-#: Distributions to import in a new environment, if locked, with their modules.
-CHECKED_IMPORTS = {"tf-keras": "tf_keras", "tensorboard": "tensorboard"}
 #: Wheels of at least this many bytes are sent separately, so that a broken connection costs less.
 LARGE_BYTES = 20 * 10**6
 
 
-def locks(paths: Iterable[str], extra: bool = False) -> list[dict[str, Any]]:
-    """Describe each lock file: ``path``, ``sha256``, ``variant``, ``version`` and ``imports``.
+@dataclass(frozen=True)
+class Framework:
+    """How a lock file of a framework is described."""
 
-    ``imports`` are the modules that must be importable. With ``extra``, the files are for packages
-    on top of TensorFlow, and only ``path`` and ``sha256`` are returned.
+    title: str
+    distributions: tuple[str, ...]  # that contain it; a lock has one of them
+    module: str
+    cuda: str  # prefix of the distributions that only a lock for GPUs has
+    #: Distributions to import in a new environment, if locked, with their modules.
+    imports: Mapping[str, str]
+
+
+FRAMEWORKS = {
+    "tensorflow": Framework(
+        "TensorFlow",
+        ("tensorflow", "tensorflow-cpu"),
+        "tensorflow",
+        "nvidia-",
+        {"tf-keras": "tf_keras", "tensorboard": "tensorboard"},
+    ),
+    "jax": Framework("JAX", ("jax",), "jax", "jax-cuda", {"keras": "keras"}),
+}
+
+
+def locks(paths: Iterable[str], framework: str) -> list[dict[str, Any]]:
+    """Describe each lock file of a framework.
+
+    Returns:
+        For each file ``path``, ``sha256``, ``framework``, ``variant``, ``version``, and
+        ``imports``, the modules that must be importable. For frameworks that the role does not
+        install, such as ``torch``, the file has no packages: ``framework`` is ``none``, ``variant``
+        is ``any``, and the others are empty.
     """
+    if framework not in FRAMEWORKS:
+        bare = {"framework": "none", "variant": "any", "version": "", "imports": []}
+        return [{**_file(path), **bare} for path in paths]
+    known = FRAMEWORKS[framework]
     described = []
     for path in paths:
         packages: dict[str, str] = {
-            canonicalize_name(need.name): version for need, version, _ in parse(path, extra)
+            canonicalize_name(need.name): version for need, version, _ in parse(path, False)
         }
-        lock: dict[str, Any] = {"path": path}
-        lock["sha256"] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
-        if not extra:
-            found = [name for name in ("tensorflow", "tensorflow-cpu") if name in packages]
-            if len(found) != 1:
-                raise AnsibleFilterError(
-                    f"tensorflow_requirements: {path} locks "
-                    f"{' and '.join(found) or 'no TensorFlow'}. Lock either tensorflow==VERSION "
-                    "or tensorflow-cpu==VERSION."
-                )
-            cuda = found == ["tensorflow"] and any(name.startswith("nvidia-") for name in packages)
-            checked = [module for name, module in CHECKED_IMPORTS.items() if name in packages]
-            lock["variant"] = "gpu" if cuda else "cpu"
-            lock["version"] = packages[found[0]]
-            lock["imports"] = ["tensorflow", *checked]
-        described.append(lock)
-    if len({lock.get("version") for lock in described}) > 1:
+        found = [name for name in known.distributions if name in packages]
+        if len(found) != 1:
+            raise AnsibleFilterError(
+                f"tensorflow_requirements: {path} locks "
+                f"{' and '.join(found) or f'no {known.title}'}. Lock "
+                f"{' or '.join(f'{name}==VERSION' for name in known.distributions)}."
+            )
+        # The lock of tensorflow-cpu for CPUs may also have packages of NVIDIA.
+        cuda = found[0] == known.module and any(name.startswith(known.cuda) for name in packages)
+        checked = [module for name, module in known.imports.items() if name in packages]
+        described.append(
+            {
+                **_file(path),
+                "framework": framework,
+                "variant": "gpu" if cuda else "cpu",
+                "version": packages[found[0]],
+                "imports": [known.module, *checked],
+            }
+        )
+    if len({lock["version"] for lock in described}) > 1:
         versions = [f"{lock['version']} ({lock['path']})" for lock in described]
         raise AnsibleFilterError(
-            f"The locks have TensorFlow {' and '.join(versions)}: all ranks of a job need the "
+            f"The locks have {known.title} {' and '.join(versions)}: all ranks of a job need the "
             "same version. Lock both files again with one version."
         )
     return described
+
+
+def extra_lock(path: str) -> dict[str, Any]:
+    """Return ``path`` and ``sha256`` of a lock file of packages on top of a framework."""
+    if not list(parse(path, True)):
+        raise _no_lock("tensorflow_extra_requirements", path, "it contains no package")
+    return _file(path)
+
+
+def _file(path: str) -> dict[str, Any]:
+    return {"path": path, "sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest()}
 
 
 def pins(path: str, python: str) -> list[dict[str, str]]:
@@ -105,7 +149,7 @@ def parse(path: str, extra: bool) -> Iterator[tuple[Requirement, str, list[str]]
         )
     without_comments = re.sub(r"(?m)(^|[ \t])#.*$", "", Path(path).read_text(encoding="utf-8"))
     lines = [line.strip() for line in re.sub(r"\\\n", " ", without_comments).splitlines()]
-    problem = "" if any(lines) else "it contains no package"
+    problem = ""
     for line in filter(None, lines):
         name, *hashes = re.split(r"\s(?=--hash[= ])", line)
         try:
@@ -119,12 +163,16 @@ def parse(path: str, extra: bool) -> Iterator[tuple[Requirement, str, list[str]]
             lacks = "has no hash" if pinned else "is not NAME==VERSION"
             problem = problem or f"{name.strip():.60} {lacks}"
     if problem:
-        options = f"--generate-hashes extra.in -o {path}"
-        raise AnsibleFilterError(
-            f"{variable}: {path} is not a lock file with hashes: {problem}. List the packages in a"
-            f" file extra.in and lock them with `uv pip compile {options}` or"
-            f" `pip-compile {options}`."
-        )
+        raise _no_lock(variable, path, problem)
+
+
+def _no_lock(variable: str, path: str, problem: str) -> AnsibleFilterError:
+    options = f"--generate-hashes extra.in -o {path}"
+    return AnsibleFilterError(
+        f"{variable}: {path} is not a lock file with hashes: {problem}. List the packages in a"
+        f" file extra.in and lock them with `uv pip compile {options}` or"
+        f" `pip-compile {options}`."
+    )
 
 
 def clashes(above: Iterable[dict[str, str]], below: Iterable[dict[str, str]]) -> list[str]:
@@ -201,5 +249,5 @@ class FilterModule:
 
     def filters(self) -> dict[str, Any]:
         """Return the filters by name."""
-        filters = (locks, pins, clashes, wheels, archive, digest)
+        filters = (locks, extra_lock, pins, clashes, wheels, archive, digest)
         return {f"tensorflow_{each.__name__}": each for each in filters}

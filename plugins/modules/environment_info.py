@@ -3,7 +3,7 @@
 
 DOCUMENTATION = r"""
 module: environment_info
-short_description: Describe TensorFlow's environment on a host
+short_description: Describe a framework's environment on a host
 description:
   - >-
     Describes the environment that the role tensorflow has created, and the packages on top of it.
@@ -21,7 +21,7 @@ author: The maintainers
 """
 
 EXAMPLES = r"""
-- name: Describe TensorFlow's environment on a host
+- name: Describe a framework's environment on a host
   tensorflow_ansible.cluster.environment_info:
     python: ~/train/venv/bin/python
 """

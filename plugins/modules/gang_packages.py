@@ -6,7 +6,7 @@ module: gang_packages
 short_description: Lock the packages of a job's script
 description:
   - >-
-    Resolves the script's requirements within the locked TensorFlow for the hosts' Python
+    Resolves the script's requirements within the locked framework for the hosts' Python
     versions, and finds the hosts that lack them. A later attempt uses the job's lock.
 options:
   hosts:
@@ -43,7 +43,7 @@ options:
     type: str
     required: true
   tensorflow_requirements:
-    description: The lock of TensorFlow's environment, if it is not the role's own.
+    description: The lock of the hosts' environment, if it is not the role's own.
     type: str
   send_wheels:
     description: Whether to send the wheels to the hosts, because they have no network.
@@ -83,7 +83,7 @@ packages:
   type: dict
 installs:
   description: >-
-    By host that lacks the packages, the C(root) and C(variant) of TensorFlow's environment.
+    By host that lacks the packages, the C(root), C(framework) and C(variant) of its environment.
   returned: success
   type: dict
 warnings:

@@ -6,7 +6,7 @@ module: host_examine
 short_description: Examine a host for the doctor
 description:
   - >-
-    Collects facts about a host: interpreter, TensorFlow, GPUs, disks, clock, names, limits, other
+    Collects facts about a host: interpreter, framework, GPUs, disks, clock, names, limits, other
     jobs. Nothing is changed.
 options:
   root:
@@ -14,9 +14,14 @@ options:
     type: str
     required: true
   python:
-    description: The interpreter with TensorFlow.
+    description: The interpreter that runs scripts.
     type: str
     required: true
+  framework:
+    description: The framework of scripts, as in C(train_job_framework).
+    type: str
+    choices: [tensorflow, jax, torch, none]
+    default: tensorflow
   port:
     description: The port of the host's rank.
     type: int
@@ -31,7 +36,7 @@ options:
     elements: str
     required: true
   full:
-    description: Whether to import TensorFlow and to measure the write rate.
+    description: Whether to import the framework and to measure the write rate.
     type: bool
     default: false
 attributes:

@@ -3,7 +3,7 @@
 
 DOCUMENTATION = r"""
 module: host_suitability
-short_description: Examine whether TensorFlow can be installed on a host
+short_description: Examine whether a framework can be installed on a host
 description:
   - >-
     Logs in and collects facts about the operating system, the interpreters, memory and disks. The
@@ -16,7 +16,7 @@ author: The maintainers
 """
 
 EXAMPLES = r"""
-- name: Examine whether TensorFlow can be installed on a host
+- name: Examine whether a framework can be installed on a host
   tensorflow_ansible.cluster.host_suitability:
 """
 

@@ -15,7 +15,7 @@ options:
     elements: str
     required: true
   python:
-    description: The interpreter of TensorFlow's environment.
+    description: The interpreter of the environment.
     type: str
     required: true
   script:
@@ -35,7 +35,7 @@ options:
     type: str
     required: true
   tensorflow_requirements:
-    description: The lock of TensorFlow's environment, if it is not the role's own.
+    description: The lock of the hosts' environment, if it is not the role's own.
     type: str
   send_wheels:
     description: Whether to send the wheels to the hosts, because they have no network.
@@ -73,7 +73,7 @@ packages:
   type: dict
 installs:
   description: >-
-    By host that lacks the packages, the C(root) and C(variant) of TensorFlow's environment.
+    By host that lacks the packages, the C(root), C(framework) and C(variant) of its environment.
   returned: success
   type: dict
 """

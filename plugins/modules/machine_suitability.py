@@ -3,7 +3,7 @@
 
 DOCUMENTATION = r"""
 module: machine_suitability
-short_description: Decide whether TensorFlow can be installed on machines
+short_description: Decide whether a framework can be installed on machines
 description:
   - >-
     Compares the results of M(tensorflow_ansible.cluster.host_suitability) with the requirements of
@@ -38,7 +38,7 @@ author: The maintainers
 """
 
 EXAMPLES = r"""
-- name: Decide whether TensorFlow can be installed on machines
+- name: Decide whether a framework can be installed on machines
   tensorflow_ansible.cluster.machine_suitability:
     members: '{{ setup_members }}'
     run_tags: '{{ ansible_run_tags }}'

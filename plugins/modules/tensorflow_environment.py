@@ -15,8 +15,8 @@ description:
     then writes the environment's marker. An environment without a marker is created again.
   - Creates only one environment of a folder at a time. A second call for the same environment
     waits, and then has nothing to do.
-  - If the driver shows GPUs, counts those that TensorFlow sees. The caller decides whether they are
-    enough.
+  - If the driver shows GPUs, counts those that the framework sees. The caller decides whether they
+    are enough.
 options:
   path:
     description: Folder of the environment.
@@ -39,12 +39,17 @@ options:
         description: The SHA-256 of the file.
         type: str
         required: true
+      framework:
+        description: C(tensorflow), C(jax), or C(none) for an environment without packages.
+        type: str
+        choices: [tensorflow, jax, none]
+        required: true
       version:
         description: The version that the first of the imported modules must have.
         type: str
         required: true
       variant:
-        description: The variant of TensorFlow, for the marker.
+        description: The variant of the framework, for the marker.
         type: str
         required: true
       imports:
@@ -53,7 +58,7 @@ options:
         elements: str
         required: true
   base:
-    description: Environment whose packages this one also finds. Empty for TensorFlow's own.
+    description: Environment whose packages this one also finds. Empty for the framework's own.
     type: path
     default: ""
   python:
@@ -73,7 +78,7 @@ options:
       The driver's C(version) and its number of C(gpus). If omitted, no GPUs are counted.
     type: dict
   require_gpus:
-    description: Whether to test an environment again in which TensorFlow saw fewer GPUs.
+    description: Whether to test an environment again in which the framework saw fewer GPUs.
     type: bool
     default: true
   wheelhouse:
@@ -102,7 +107,7 @@ EXAMPLES = r"""
   tensorflow_ansible.cluster.tensorflow_environment:
     path: /home/ada/train/venvs/tensorflow-2.21.0-cpu-py3.11-0123456789ab
     requirements: /home/ada/cpu.txt
-    lock: "{{ (['/home/me/cpu.txt'] | tensorflow_locks)[0] }}"
+    lock: "{{ (['/home/me/cpu.txt'] | tensorflow_locks('tensorflow'))[0] }}"
     python: /usr/bin/python3.11
     python_version: 3.11.2
     uv: /home/ada/.local/bin/uv
@@ -112,13 +117,13 @@ EXAMPLES = r"""
 RETURN = r"""
 marker:
   description: >-
-    The environment's marker. For TensorFlow's environment, it contains the conditions of the test
-    (C(trial)), the number of GPUs that TensorFlow saw or null (C(gpus)), and whether CUDA libraries
-    could not be loaded (C(missing_libraries)).
+    The environment's marker. For a framework's environment, it contains the conditions of the test
+    (C(trial)), the number of GPUs that the framework saw or null (C(gpus)), and whether CUDA
+    libraries could not be loaded (C(missing_libraries)).
   type: dict
   returned: success
 errors:
-  description: The last lines about GPUs that TensorFlow printed, if it was tested.
+  description: The last lines about GPUs that the framework printed, if it was tested.
   type: list
   elements: str
   returned: success
@@ -132,6 +137,7 @@ import re
 import shutil
 import signal
 import subprocess
+import tempfile
 from typing import Any, Dict, List, Optional, Tuple
 from urllib.parse import urlsplit
 
@@ -177,21 +183,41 @@ CAUSES = [
         "the filesystem of {folder} is full. Free up space, and run the playbook again",
     ),
 ]
-#: Texts that show that TensorFlow could not load a CUDA library.
+#: Texts that show that the framework could not load a CUDA library.
 MISSING_LIBRARY = (
     b"dlopen",
     b"Could not load dynamic library",
     b"cannot open shared object",
+    b"Unable to load",  # JAX
 )
 ABOUT_GPUS = re.compile(rb"cuda|cudnn|nccl|gpu|nvidia|dlopen|dynamic library", re.I)
+#: Environment variables of a trial that counts GPUs: missing libraries are reported as information,
+#: not as errors, and JAX does not allocate the GPUs' memory.
+COUNTING = {
+    "TF_CPP_MIN_LOG_LEVEL": "0",
+    "JAX_PLATFORMS": "",
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+}
+#: GPUs are hidden unless they are counted, so as not to disturb processes on them.
+HIDING = {"TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "-1"}
 TRIAL = """
 import importlib, json, sys
+
+def tensorflow_gpus(module):
+    return len(module.config.list_physical_devices("GPU"))
+
+def jax_gpus(module):
+    try:
+        return len(module.local_devices(backend="gpu"))
+    except RuntimeError as error:  # no GPU can be used
+        print(error, file=sys.stderr)
+        return 0
+
 how, *names = sys.argv[1:]
 modules = [importlib.import_module(name) for name in names]
-print(json.dumps({
-    "version": modules[0].__version__,
-    "gpus": len(modules[0].config.list_physical_devices("GPU")) if how == "count" else None,
-}))
+count = jax_gpus if names[0] == "jax" else tensorflow_gpus
+gpus = count(modules[0]) if how == "count" else None
+print(json.dumps({"version": modules[0].__version__, "gpus": gpus}))
 """
 
 
@@ -250,7 +276,7 @@ class Environment:
                 f" another interpreter.\n{tail(done.stderr)}"
             )
         # Wheels are unpacked next to the packages, not in /tmp, which is small on many hosts. Those
-        # of scripts are kept for the next script; TensorFlow's would only take up space.
+        # of scripts are kept for the next script; a framework's would only take up space.
         scratch = os.path.join(self.path, ".scratch")
         os.mkdir(scratch)
         cache, excluded = os.path.join(scratch, "cache"), os.path.join(scratch, "excluded.txt")
@@ -337,14 +363,15 @@ class Environment:
     def accept(self) -> List[str]:
         """Try the environment and write its marker, which completes it.
 
-        The environment is complete even if TensorFlow sees too few GPUs, because a new driver can
-        fix that.
+        The environment is complete even if the framework sees too few GPUs, because a new driver
+        can fix that.
 
         Returns:
-            TensorFlow's output about GPUs.
+            The framework's output about GPUs.
         """
-        gpus, errors = self._try_imports()
-        marker: Dict[str, Any] = {name: self.lock[name] for name in ("version", "variant")}
+        gpus, errors = self._try_imports() if self.lock["imports"] else (None, b"")
+        names = ("framework", "version", "variant")
+        marker: Dict[str, Any] = {name: self.lock[name] for name in names}
         marker["python"] = self.params["python_version"]
         marker["requirements_sha256"] = self.lock["sha256"]
         if self.base:
@@ -370,12 +397,13 @@ class Environment:
         lock, count = self.lock, self.params["driver"] is not None
         names = ", ".join(lock["imports"])
         command = [self.python, "-I", "-c", TRIAL, "count" if count else "hide", *lock["imports"]]
-        # GPUs are hidden unless they are counted, so as not to disturb processes on them. Missing
-        # libraries are reported as information, not as errors.
-        changes = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
-        changes = {"TF_CPP_MIN_LOG_LEVEL": "0"} if count else changes
+        environment = {**os.environ, **(COUNTING if count else HIDING)}
+        environment["KERAS_BACKEND"] = lock["framework"]
         try:
-            done = run(command, self.held, {**os.environ, **changes}, IMPORT_LIMIT_S)
+            # Keras writes its settings into a folder, which is the home directory by default.
+            with tempfile.TemporaryDirectory(dir=self.path) as folder:
+                environment["KERAS_HOME"] = folder
+                done = run(command, self.held, environment, IMPORT_LIMIT_S)
         except subprocess.TimeoutExpired:
             raise SetupError(
                 f"The new environment did not import {names} within {IMPORT_LIMIT_S:.0f} s. "
@@ -473,6 +501,7 @@ def main() -> None:
     path = {"type": "path", "required": True}
     imports = {"type": "list", "elements": "str", "required": True}
     lock = {**dict.fromkeys(("path", "sha256", "version", "variant"), text), "imports": imports}
+    lock["framework"] = {**text, "choices": ["tensorflow", "jax", "none"]}
     module = AnsibleModule(
         argument_spec={
             "path": path,

@@ -282,10 +282,18 @@ def tensorflow_mounts(*pythons: str) -> list[str]:
 
     The environments are stored on this machine: TensorFlow is installed once for all test beds.
     """
-    wheels, environments = CACHE / "wheelhouse", CACHE / "testbed-venvs"
-    for folder in (wheels, environments):
-        folder.mkdir(parents=True, exist_ok=True)
+    environments = CACHE / "testbed-venvs"
+    environments.mkdir(parents=True, exist_ok=True)
+    wheels = _fill_wheelhouse("tensorflow", *pythons)
+    return [f"{environments}:/home/train/train/venvs", f"{wheels}:/wheelhouse:ro"]
+
+
+def _fill_wheelhouse(framework: str, *pythons: str) -> Path:
+    """Download the wheels of a framework, unless they are there, and return their folder."""
+    wheels = CACHE / "wheelhouse"
+    wheels.mkdir(parents=True, exist_ok=True)
     wanted = {
+        "tensorflow_framework": framework,
         "tensorflow_wheelhouse_source": str(wheels),
         "tensorflow_wheelhouse_pythons": pythons,
     }
@@ -293,7 +301,7 @@ def tensorflow_mounts(*pythons: str) -> list[str]:
         fcntl.flock(held, fcntl.LOCK_EX)
         done = ansible_playbook("wheelhouse.yml", Path("localhost,"), wanted)
     assert done.returncode == 0, done.stdout[-3000:]
-    return [f"{environments}:/home/train/train/venvs", f"{wheels}:/wheelhouse:ro"]
+    return wheels
 
 
 @contextmanager
@@ -310,21 +318,31 @@ def tensorflow_testbed(
     """
     mounts = once(shared, "mounts", lambda: json.dumps(tensorflow_mounts("3.11")))
     with running_testbed(count, folder, mounts=json.loads(mounts), options=options) as bed:
-        link = "train/venv"
-
-        def install() -> str:
-            done = ansible_playbook(
-                "setup.yml",
-                bed.directory / "inventory",
-                # The other roles need systemd on the hosts.
-                {"tensorflow_wheelhouse": "/wheelhouse", "setup_roles": ["tensorflow"]},
-                *("--limit", "host-0"),
-            )
-            assert done.returncode == 0, done.stdout[-3000:]
-            return bed.exec("host-0", "readlink", link).stdout.strip()
-
-        # All hosts have the same mounts, so that the others lack only the link.
-        target = once(shared, "environment", install)
-        for host in bed.hosts:
-            bed.exec(host, "ln", "-sfn", target, link)
+        _install_framework(bed, shared, "tensorflow", "train/venv")
         yield bed
+
+
+def install_jax(bed: Testbed, shared: Path) -> None:
+    """Install JAX on the hosts of `tensorflow_testbed`, in addition to TensorFlow."""
+    once(shared, "jax-wheels", lambda: str(_fill_wheelhouse("jax", "3.11")))
+    _install_framework(bed, shared, "jax", "train/venv-jax")
+
+
+def _install_framework(bed: Testbed, shared: Path, framework: str, link: str) -> None:
+    """Install a framework from its wheels. ``link`` is the role's link to its environment."""
+
+    def install() -> str:
+        wanted = {
+            "tensorflow_framework": framework,
+            "tensorflow_wheelhouse": "/wheelhouse",
+            "setup_roles": ["tensorflow"],  # the other roles need systemd on the hosts
+        }
+        inventory = bed.directory / "inventory"
+        done = ansible_playbook("setup.yml", inventory, wanted, "--limit", "host-0")
+        assert done.returncode == 0, done.stdout[-3000:]
+        return bed.exec("host-0", "readlink", link).stdout.strip()
+
+    # All hosts have the same mounts, so that the others lack only the link.
+    target = once(shared, f"environment-{framework}", install)
+    for host in bed.hosts:
+        bed.exec(host, "ln", "-sfn", target, link)

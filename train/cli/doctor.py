@@ -33,7 +33,7 @@ from train.gang.errors import UserError
 from train.gang.job_records import read_result
 from train.gang.login_failures import names_of
 from train.gang.plan.script_files import WORKER
-from train.host import progress_records
+from train.host import frameworks, progress_records
 from train.host.checkup import Checkup
 from train.host.links import Link
 
@@ -44,7 +44,7 @@ _WORSE = 0.5
 _HEADER = ("host", "cores", "memory", "TensorFlow", "GPUs", "login", "clock", "free")
 #: The columns of the table of hosts on the page: a name, and the property of a host.
 _COLUMNS = (
-    ("TensorFlow", lambda host: host["packages"].get("tensorflow", "")),
+    ("framework", lambda host: " ".join([host["framework"], _framework(host)])),
     ("cores", lambda host: f"{host['usable_cores']:g} of {host['cores']}"),
     ("memory, GiB", lambda host: f"{host['memory'] / 1024:.1f}"),
     ("GPUs", lambda host: ", ".join(gpu.get("name", "") for gpu in host["gpus"])),
@@ -104,7 +104,10 @@ def examine(args: Namespace, variables: Variables) -> int:
     if args.json:
         print(json.dumps(examined, sort_keys=True))
     else:
-        print_table(_HEADER, [_row(examined, host) for host in _all_hosts(examined)], width)
+        checkups = examined["checkups"].values()
+        name = next((frameworks.NAMES.get(c["framework"], "framework") for c in checkups), "")
+        header = [name if name and word == "TensorFlow" else word for word in _HEADER]
+        print_table(header, [_row(examined, host) for host in _all_hosts(examined)], width)
         _show(examined, console)
     folder = run_dir_of("", variables) / "doctor"
     try:
@@ -133,9 +136,11 @@ def _scale(examined: Examined, args: Namespace, variables: Variables) -> Scaling
     wrong = [one["where"] for one in examined["findings"] if one["severity"] == "fail"]
     there = {h: [*one["leases"], *one["jobs"]] for h, one in examined["checkups"].items()}
     busy = [f"{host} ({taken[0]})" for host, taken in there.items() if taken]
-    if wrong or busy:
-        why = "problems" if wrong else "running jobs"
-        where = names_of(list(dict.fromkeys(wrong or busy)))
+    checkups = examined["checkups"].items()
+    others = [host for host, one in checkups if one["framework"] != frameworks.TENSORFLOW]
+    if wrong or busy or others:
+        why = "problems" if wrong else "running jobs" if busy else "another framework"
+        where = names_of(list(dict.fromkeys(wrong or busy or others)))
         complain("doctor", f'skipping the part "collectives" because of {why} on {where}')
         return None
     try:
@@ -247,13 +252,18 @@ def _counts(examined: Examined) -> Counter[str]:
     return Counter(one["severity"] for one in examined["findings"])
 
 
+def _framework(checkup: Checkup) -> str:
+    """Return the version of a host's framework, or an empty string."""
+    return checkup["packages"].get(checkup["framework"], "")
+
+
 def _row(examined: Examined, host: str) -> list[str]:
     checkup, login = examined["checkups"].get(host), examined["logins"].get(host)
     if checkup is None:
         why = "unreachable" if host in examined["unreachable"] else "no answer"
         return [host, why, *["-"] * (len(_HEADER) - 2)]
     row = [host, f"{checkup['usable_cores']:g}", f"{checkup['memory'] / 1024:.1f} GiB"]
-    row += [checkup["packages"].get("tensorflow", "-"), str(len(checkup["gpus"]))]
+    row += [_framework(checkup) or "-", str(len(checkup["gpus"]))]
     row += [f"{login['seconds']:.2f} s", f"{login['clock']:+.2f} s"] if login else ["-", "-"]
     return [*row, f"{checkup['free'] / 1024:.1f} GiB"]
 

@@ -1,7 +1,7 @@
 """The drill: a fault-injection test on the user's own hosts, with a short job for each fault.
 
-It refuses to run alongside jobs of any user. A fault that affects a whole host reverts itself. The
-drill's jobs are always stopped at the end.
+The jobs train with TensorFlow. The drill refuses to run alongside jobs of any user. A fault that
+affects a whole host reverts itself. The drill's jobs are always stopped at the end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from train.cli.output import Exit, complain, exit_code, print_table
 from train.gang import cause_names, reports
 from train.gang.errors import UserError
 from train.gang.job_records import MergedJob, read_manifest
-from train.host import ends, faults
+from train.host import ends, faults, frameworks
 
 #: Seconds for which packets to a port are dropped or sshd is stopped.
 SECONDS = 15.0
@@ -134,7 +134,10 @@ def _require_idle_hosts(outcome: playbooks.PlaybookOutcome) -> None:
 def _one(fault: str, inventory: Inventory, variables: Variables, become: bool) -> Row:
     name = f"drill-{fault}-{time.strftime('%H%M%S')}"
     policy = {"train_job_max_restarts": 2, "train_job_restart_delay": 0, **variables}
-    job = Job.start(None, ARGUMENTS, inventory=inventory, job=name, variables=policy)
+    tensorflow = frameworks.TENSORFLOW
+    job = Job.start(
+        None, ARGUMENTS, framework=tensorflow, inventory=inventory, job=name, variables=policy
+    )
     try:
         return _follow(fault, job, become)
     finally:

@@ -155,7 +155,8 @@ def with_runs_dir(inventory: Inventory, variables: Variables | None) -> dict[str
 
 def host_python(variables: Variables) -> Path:
     """Return the ranks' interpreter on this machine, by default the one that setup.yml installs."""
-    python = variables.get("train_job_python") or job_variables.default_of("train_job_python")
+    framework = str(variables.get("train_job_framework", "tensorflow"))
+    python = variables.get("train_job_python") or job_variables.default_python(framework)
     return Path(python).expanduser()
 
 

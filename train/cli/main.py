@@ -89,7 +89,8 @@ def build_parser() -> _CommandParser:
     """Return the parser of the command line. Its result has the command's function: ``handler``."""
     parser = _CommandParser(
         prog=PROGRAM,
-        description="Train TensorFlow scripts on the hosts of an Ansible inventory. Use COMMAND "
+        description="Train scripts of TensorFlow, JAX or PyTorch on the hosts of an Ansible "
+        "inventory. Use COMMAND "
         "--help for the options of a command.",
         epilog="exit codes: 0 success, 1 the job failed, 2 usage error or a host is not ready, 3 "
         "the job was stopped, 4 a host is unreachable, 5 the launcher stopped following "
@@ -185,7 +186,8 @@ def build_parser() -> _CommandParser:
     )
     tensorboard("--here", action="store_true", help=text)
 
-    tf_config = add("tf-config", commands.tf_config, "print the TF_CONFIG of each rank as JSON")
+    text = "print TF_CONFIG of each rank as JSON, or the variables of another framework"
+    tf_config = add("tf-config", commands.tf_config, text)
     tf_config("host", metavar="HOST", nargs="?", help="only for this inventory host")
 
     doctor = add("doctor", examine, "find problems with the hosts and their network")
@@ -207,7 +209,7 @@ def build_parser() -> _CommandParser:
     clean("--keep", metavar="N", type=_count, help="keep the N newest jobs")
     clean("--dry-run", action="store_true", help="only show what would be removed")
 
-    text = "run short jobs on the hosts, inject faults and report the results"
+    text = "run short jobs of TensorFlow on the hosts, inject faults and report the results"
     drill = add("drill", run_drill, text)
     text = f"fault to inject: {', '.join(faults.FAULTS)}; may be repeated (default: all)"
     names = faults.FAULTS

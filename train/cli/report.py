@@ -76,6 +76,7 @@ _FIELDS = (
         "code_sha256",
         "git",
         "versions",
+        "framework",
         "keras",
         "seed",
     ),
@@ -84,7 +85,8 @@ _FIELDS = (
 #: Differences that users can act on, and their names. Hosts have a separate line.
 _SHOWN = {
     **{name: name for name in ("script", "arguments", "rank_arguments", "include", "git")},
-    **{"code_sha256": "code", "versions": "versions", "keras": "keras", "seed": "seed"},
+    **{name: name for name in ("versions", "framework", "keras", "seed")},
+    "code_sha256": "code",
     **{"environment_names": "environment", "environment_differs": "environment_differs"},
 }
 #: Maximum numbers of characters of a hash and of host names to show.

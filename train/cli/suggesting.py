@@ -24,6 +24,7 @@ def note_typed(words: Sequence[str]) -> None:
     """
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
     ansible_options.add_options(parser)
+    parser.add_argument("--framework", default="")
     args = parser.parse_args([])
     with contextlib.suppress(argparse.ArgumentError):
         args, _ = parser.parse_known_args(list(words))
@@ -32,6 +33,8 @@ def note_typed(words: Sequence[str]) -> None:
         f"--{name.replace('_', '-')}" for name in inventories.QUESTIONS.values() if vars(args)[name]
     ]
     options += suggestions.carried(args.variables)
+    # As a variable, because a playbook may be suggested.
+    options += suggestions.variable_words({"train_job_framework": args.framework or None})
     typed = (*_typed(args.inventory or ()), *options)
     reaching = (*_sources(args.inventory or ()), *options)
     default = ansible_options.default_origin() == "TRAIN_INVENTORY" and not args.inventory

@@ -23,7 +23,7 @@ from train.cli.job import Event, Result
 from train.gang import REPOSITORY
 from train.gang.errors import UserError
 from train.gang.job_records import MANIFEST_FILE, Manifest, read_manifest, read_result
-from train.host import records
+from train.host import frameworks, records
 
 SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "file", "databricks")
 #: The default for MLFLOW_EXPERIMENT_NAME.
@@ -204,6 +204,7 @@ def params_of(manifest: Manifest) -> dict[str, str]:
     """Return the parameters with which a job was started, as MLflow params."""
     known: dict[str, Any] = {**manifest}
     params = {name: known[name] for name in ("script", "seed", "keras", "code_sha256")}
+    params["framework"] = known.get("framework", frameworks.TENSORFLOW)
     params["arguments"] = shlex.join(manifest["arguments"])
     for host, arguments in manifest.get("rank_arguments", {}).items():
         params[f"arguments.{host}"] = shlex.join(arguments)

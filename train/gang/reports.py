@@ -217,7 +217,8 @@ _FIELDS: dict[str, Check] = {
         matching(environments.PACKAGES_PATTERN, "is not a valid environment name"), 1000
     ),
     "python_series": matching(r"3\.[0-9]{1,2}", "is not a Python version"),
-    "variant": one_of("cpu", "gpu"),
+    "framework": one_of("tensorflow", "jax", "none"),
+    "variant": one_of("cpu", "gpu", "any"),
     "versions": mapping(text(100), text(100), 100),
     **dict.fromkeys(("key", "machine", "place"), text(MAX_PATH)),
     "addresses": items(matching(r"[0-9]{1,3}(\.[0-9]{1,3}){3}", "is not an IPv4 address")),
@@ -290,9 +291,7 @@ _LISTED = record(records.ListedJob)
 #: The report of ``host_check`` about its host.
 facts = record(host_facts.HostFacts)
 #: The report of ``environment_info``.
-described = fields(
-    {"environment": record(host_facts.TensorFlowEnvironment)}, nullable=("environment",)
-)
+described = fields({"environment": record(host_facts.Environment)}, nullable=("environment",))
 #: The report of ``state`` about a rank.
 seen = fields(
     {

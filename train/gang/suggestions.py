@@ -23,14 +23,18 @@ from train.host.suggested import HOST, MARKER, PLAYBOOK, SUGGESTIONS
 
 #: The environment variable with which the command line passes its call on to ansible-playbook.
 CALL = "TRAIN_CALL"
-#: ``-e`` variables that decide how hosts are reached and where jobs are. None holds a password.
+#: ``-e`` variables that decide how hosts are reached. None holds a password.
 CONNECTION_VARIABLES = (
     *("ansible_user", "ansible_port", "ansible_connection", "ansible_python_interpreter"),
     *("ansible_ssh_private_key_file", "ansible_private_key_file", "ansible_ssh_common_args"),
     *("ansible_ssh_extra_args", "ansible_become_user", "ansible_become_method"),
     "ansible_srun_job_id",
 )
-_PLACES = ("train_job_root", "train_job_runs_dir", "train_job_lease_dir", "train_job_python")
+#: ``-e`` variables that decide where jobs are, and which environment they use.
+_PLACES = (
+    *("train_job_root", "train_job_runs_dir", "train_job_lease_dir", "train_job_python"),
+    "train_job_framework",
+)
 #: The collection's playbooks by command, for a collection that was installed without the command
 #: line. No playbook restarts an ended job, so the one for ``restart`` starts a new job.
 _PLAYBOOKS = {

@@ -1,4 +1,4 @@
-"""Judges from a host's facts whether TensorFlow can be installed and used there.
+"""Judges from a host's facts whether a framework, such as TensorFlow, can be installed there.
 
 Each fault has a remedy. ``setup.yml``, the doctor and the start of a job use these functions.
 """
@@ -20,13 +20,16 @@ from train.host import suitability
 from train.host.host_facts import Suitability
 
 _ROLE = REPOSITORY / "roles/tensorflow"
-#: The role that prepares a host, and the one that installs TensorFlow.
+#: The role that prepares a host, and the one that installs the framework.
 PREPARES, INSTALLS = "training_host", "tensorflow"
 DRIVER = "nvidia_driver"
 #: The roles of setup.yml that matter here.
 ROLES = (PREPARES, DRIVER, INSTALLS)
+#: Variables that select the framework. The first one that is set counts.
+_FRAMEWORK = ("tensorflow_framework", "train_job_framework")
 #: Variables of the roles that decide what a host needs.
 VARIABLES = (
+    *_FRAMEWORK,
     "tensorflow_environment",
     "tensorflow_python",
     "tensorflow_python_supported",
@@ -57,7 +60,7 @@ _SUGGESTED = "3.12"
 
 
 class HostFault(NamedTuple):
-    """The reason why a host cannot be used for TensorFlow, with a remedy."""
+    """The reason why a host cannot be used for the framework, with a remedy."""
 
     kind: str
     sentence: str  # the same for all hosts with this fault
@@ -73,9 +76,10 @@ class HostFault(NamedTuple):
 
 @dataclass(frozen=True)
 class Needs:
-    """Requirements of TensorFlow on a host."""
+    """Requirements of a framework on a host."""
 
     values: Mapping[str, Any]  # of VARIABLES
+    framework: Mapping[str, Any]  # its entry in __tensorflow_frameworks of the role
     roles: Collection[str]  # roles of setup.yml that will run on the host
 
     @property
@@ -94,13 +98,30 @@ class Needs:
         return [str(version) for version in self.values["tensorflow_python_supported"]]
 
     @property
+    def title(self) -> str:
+        """The name of the framework, such as ``TensorFlow``."""
+        return str(self.framework["title"])
+
+    @property
+    def locked(self) -> str:
+        """The object of sentences about requirements, such as ``the locked TensorFlow``."""
+        return self.title if self.is_bare else f"the locked {self.title}"
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether only an environment without packages is created, in one variant."""
+        return "any" in self.framework["space_mb"]
+
+    @property
     def is_own_lock(self) -> bool:
         """Whether the user has set a lock, which then decides what a host needs."""
         return bool(self.values["tensorflow_requirements"])
 
     def variant(self, facts: Suitability) -> str:
-        """Return the variant of TensorFlow for the host, ``cpu`` or ``gpu``."""
+        """Return the variant of the framework for the host: ``cpu``, ``gpu`` or ``any``."""
         variant = str(self.values["tensorflow_variant"])
+        if self.is_bare:
+            return "any"
         if variant != "auto":
             return variant
         has_driver = facts["nvidia"] == "driver" or (facts["nvidia"] and DRIVER in self.roles)
@@ -108,7 +129,7 @@ class Needs:
 
     def space_mb(self, variant: str) -> int:
         """Return the free space that an installation needs, in units of 10^6 bytes."""
-        space = _role()["__tensorflow_space_mb"][variant]
+        space = self.framework["space_mb"][variant]
         download = 0 if self.values["tensorflow_wheelhouse"] else space["download"]
         return int(space["installed"] + download)
 
@@ -154,7 +175,7 @@ def _is_at_or_below(path: str, folder: str) -> bool:
 
 @functools.cache
 def _role() -> dict[str, Any]:
-    """Return the defaults of both roles, and the role tensorflow's facts about its own lock."""
+    """Return the defaults of both roles, and the role tensorflow's facts about its own locks."""
     found: dict[str, Any] = {}
     for path in (
         _ROLE / "defaults/main.yml",
@@ -186,11 +207,23 @@ def needs(values: Mapping[str, Any], roles: Collection[str]) -> Needs:
             f"tensorflow_python_supported is {supported}: specify the oldest and newest Python, "
             'such as ["3.10", "3.13"]'
         )
-    return Needs({name: values.get(name, defaults[name]) for name in VARIABLES}, roles)
+    frameworks = defaults["__tensorflow_frameworks"]
+    chosen = next((name for name in _FRAMEWORK if name in values), "")
+    name = str(values[chosen]) if chosen else "tensorflow"
+    if name not in frameworks:
+        raise UserError(f"{chosen} is {name!r:.40}: choose from {', '.join(frameworks)}")
+    framework = frameworks[name]
+    found = {
+        **{name: defaults.get(name) for name in VARIABLES},
+        "tensorflow_environment": framework["environment"],
+        "tensorflow_python_supported": framework["pythons"],
+        **values,
+    }
+    return Needs({name: found[name] for name in VARIABLES}, framework, roles)
 
 
 def judge(facts: Suitability, needed: Needs) -> list[HostFault]:
-    """Return the faults that prevent an installation of TensorFlow on a host."""
+    """Return the faults that prevent an installation of the framework on a host."""
     return [*_machine(facts, needed), *_python(facts, needed), *folder_faults(facts, needed)]
 
 
@@ -201,15 +234,15 @@ def _machine(facts: Suitability, needed: Needs) -> Iterator[HostFault]:
     if facts["machine"] not in machines:
         yield HostFault(
             "architecture",
-            f"the locked TensorFlow has no build for the architecture {facts['machine']}",
+            f"{needed.locked} has no build for the architecture {facts['machine']}",
             " or ".join(machines),
             "remove the host, or set tensorflow_requirements to a lock for this "
             "architecture (roles/tensorflow/README.md, Another version)",
         )
-    elif not facts["has_avx"]:
+    elif not facts["has_avx"] and needed.framework["needs_avx"]:
         yield HostFault(
             "no-avx",
-            "the processor lacks AVX, which TensorFlow requires",
+            f"the processor lacks AVX, which {needed.title} requires",
             "a processor with AVX",
             "remove the host; if it is a virtual machine, set its CPU model to that "
             "of the physical machine (QEMU: -cpu host)",
@@ -217,11 +250,11 @@ def _machine(facts: Suitability, needed: Needs) -> Iterator[HostFault]:
     name, _, version = facts["glibc"].partition(" ")
     if facts["python_error"] or facts["implementation"] != "cpython":
         return
-    least = str(_role()["__tensorflow_glibc"])
+    least = str(needed.framework["glibc"])
     if name != "glibc" or numbers(version) < numbers(least):
         sentence = f"the C library is not glibc ({facts['os_name']})"
         if name == "glibc":
-            sentence = f"the C library {facts['glibc']} is too old for the locked TensorFlow"
+            sentence = f"the C library {facts['glibc']} is too old for {needed.locked}"
         remedy = "use a newer distribution with glibc, such as Debian 12 or Ubuntu 22.04"
         yield HostFault("c-library", sentence, f"glibc {least} or newer", remedy)
 
@@ -252,16 +285,16 @@ def _python(facts: Suitability, needed: Needs) -> Iterator[HostFault]:
         return
     version, where = facts["python_version"], facts["interpreter"]
     if numbers(version) < numbers(oldest):
-        sentence = f"Python {version} ({where}) is too old for the locked TensorFlow{other}"
+        sentence = f"Python {version} ({where}) is too old for {needed.locked}{other}"
         yield HostFault("python-too-old", sentence, expected, remedy)
     elif numbers(version) > numbers(newest):
-        sentence = f"Python {version} ({where}) is too new for the locked TensorFlow{other}"
+        sentence = f"Python {version} ({where}) is too new for {needed.locked}{other}"
         yield HostFault("python-too-new", sentence, expected, remedy)
     elif facts["implementation"] != "cpython" or facts["free_threaded"] or facts["bits"] != 64:
         name = "free-threaded" if facts["free_threaded"] else f"{facts['bits']}-bit"
         build = facts["implementation"] if facts["implementation"] != "cpython" else name
         sentence = (
-            f"the Python at {where} is {build}, and TensorFlow has no build for this kind of "
+            f"the Python at {where} is {build}, and {needed.title} has no build for this kind of "
             f"Python{other}"
         )
         yield HostFault("python-build", sentence, f"a standard 64-bit CPython, {expected}", remedy)
@@ -329,7 +362,7 @@ def _remedy_without_package(facts: Suitability, version: str) -> str:
 
 
 def folder_faults(facts: Suitability, needed: Needs) -> Iterator[HostFault]:
-    """Yield the faults of ``tensorflow_root``, the folder of TensorFlow's environments."""
+    """Yield the faults of ``tensorflow_root``, the folder of the environments."""
     root, parent, point = facts["root"], facts["parent"], facts["mount_point"]
     choose = "set tensorflow_root, train_job_root and train_job_python to another folder"
     if needed.mounts_folder(facts):
@@ -358,7 +391,7 @@ def folder_faults(facts: Suitability, needed: Needs) -> Iterator[HostFault]:
     if not facts["is_installed"] and not needed.is_own_lock and facts["free_mb"] < need:
         yield HostFault(
             "no-space",
-            f"not enough space for TensorFlow ({variant}) on the filesystem of {parent}",
+            f"not enough space for {needed.title} ({variant}) on the filesystem of {parent}",
             f"{need} MB free",
             f"free up space, or {choose} on another filesystem; run on the host: `df -h "
             f"{shlex.quote(parent)}`",

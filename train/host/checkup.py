@@ -20,6 +20,7 @@ from typing import Dict, List, Tuple, TypedDict
 
 from . import (
     environments,
+    frameworks,
     gpus,
     host_facts,
     leases,
@@ -49,7 +50,10 @@ SPARE_PORTS = 50
 #: to write.
 SMI_S, IMPORT_S, RESOLVE_S, WRITTEN_MB = 15.0, 120.0, 15.0, 16
 #: Packages to compare by version.
-_PACKAGES = ("tensorflow", "tensorflow_cpu", "keras", "tf_keras", "numpy", "protobuf", "grpcio")
+_PACKAGES = (
+    *("tensorflow", "tensorflow_cpu", "keras", "tf_keras", "numpy", "protobuf", "grpcio"),
+    *("jax", "jaxlib", "torch"),
+)
 _IMPORT = """
 import json, os, time, timeit
 # A thread that waits for others says nothing about the processor's speed: use one.
@@ -64,6 +68,13 @@ one = numpy.ones((512, 512), numpy.float32)
 least = min(timeit.repeat(lambda: one @ one, repeat=30, number=1))
 found["gflops"] = 2 * 512**3 / least / 1e9
 print("\\n" + json.dumps(found))
+"""
+#: The same for JAX or PyTorch.
+_BRIEF = """
+import json, time
+began = time.monotonic()
+import %s as imported
+print("\\n" + json.dumps({"version": imported.__version__, "seconds": time.monotonic() - began}))
 """
 _GPU_FIELDS = (
     *("index", "uuid", "name", "memory.total", "memory.used", "driver_version", "compute_cap"),
@@ -83,7 +94,10 @@ class Interface(TypedDict):
 
 
 class Imported(TypedDict, total=False):
-    """Properties that TensorFlow reports, or only the ``error`` if it could not be imported."""
+    """Properties that the framework reports, or only the ``error`` if it could not be imported.
+
+    JAX and PyTorch are only imported: ``version`` and ``seconds``.
+    """
 
     version: str
     seconds: float
@@ -131,6 +145,7 @@ class Checkup(TypedDict):
     clocksource: str
     interfaces: Dict[str, Interface]
     python: str
+    framework: str
     python_error: str
     packages: Dict[str, str]
     imported: Imported
@@ -146,13 +161,13 @@ def check(params: Params) -> CallResult:
 
     Args:
         params: ``root``, ``python``, ``lease_dir`` and ``port`` of a rank; ``addresses``, names
-            and addresses of all hosts; ``full``, whether to import TensorFlow and to measure the
-            write rate; ``suitability``, the request of suitability.examine.
+            and addresses of all hosts; ``framework``; ``full``, whether to import it and to measure
+            the write rate; ``suitability``, the request of suitability.examine.
     """
     root, python, lease_dir = (
         rank_files.expand(params[n]) for n in ("root", "python", "lease_dir")
     )
-    port, full = int(params["port"]), bool(params["full"])
+    port, full, framework = int(params["port"]), bool(params["full"]), str(params["framework"])
     began, stolen = time.monotonic(), _stolen()
     found = {
         "root": root,
@@ -164,7 +179,7 @@ def check(params: Params) -> CallResult:
         **_disk(root, full),
         **_names(params["addresses"]),
         **_jobs(port, lease_dir),
-        **_environment(python, full),
+        **_environment(python, full, framework),
         "suitability": suitability.examine(params["suitability"]),
         **_gpus(lease_dir),
     }
@@ -288,8 +303,11 @@ def _jobs(port: int, lease_dir: str) -> CallResult:
     }
 
 
-def _environment(python: str, full: bool) -> CallResult:
-    found: CallResult = {"python_error": "", "packages": {}, "imported": {}}
+def _environment(python: str, full: bool, framework: str) -> CallResult:
+    found: CallResult = {
+        "framework": framework,
+        **{"python_error": "", "packages": {}, "imported": {}},
+    }
     if not os.access(python, os.X_OK):
         found["python_error"] = "no such interpreter: %s" % python
         return found
@@ -304,15 +322,16 @@ def _environment(python: str, full: bool) -> CallResult:
     below = environments.tensorflow(python).version  # also if the user's environment is based on it
     if below:
         found["packages"].setdefault("tensorflow", below)
-    if full:
-        found["imported"] = _import(python)
+    if full and framework != frameworks.NONE:
+        is_tensorflow = framework == frameworks.TENSORFLOW
+        found["imported"] = _import(python, _IMPORT if is_tensorflow else _BRIEF % framework)
     return found
 
 
-def _import(python: str) -> Imported:
+def _import(python: str, program: str) -> Imported:
     try:
         environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="2")
-        done = processes.run([python, "-c", _IMPORT], env=environment, timeout=IMPORT_S)
+        done = processes.run([python, "-c", program], env=environment, timeout=IMPORT_S)
         found: Imported = json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
         return {"error": "the import did not finish within %g s" % IMPORT_S}

@@ -44,7 +44,7 @@ _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 #: A line of TensorFlow's C++ code, or a part of one that has several.
 _FRAMEWORK = re.compile(
     log_shapes.logged("([IWEF])")
-    + "|WARNING: All log messages before absl|%s|" % log_shapes.ADVICE
+    + "|WARNING: All log messages before absl|%s|%s|" % (log_shapes.ADVICE, log_shapes.GLOO)
     + r"/job:\w+/replica:\d+/task:\d+\s*$"
 )
 

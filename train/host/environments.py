@@ -1,4 +1,4 @@
-"""Finds TensorFlow, additional packages and modules in the environment of a rank's Python.
+"""Finds the framework, additional packages and modules in the environment of a rank's Python.
 
 The role tensorflow creates environments and describes each in its ``tensorflow-venv.json``. Only
 files are read. Starting Python would take a second on a slow disk.
@@ -37,7 +37,7 @@ def folder_of(python: str) -> str:
 def tensorflow(python: str) -> TensorFlow:
     """Return the TensorFlow in the environment of an interpreter."""
     marker = _marker(folder_of(python))
-    if marker is not None:
+    if marker is not None and _framework(marker) == frameworks.TENSORFLOW:
         return TensorFlow(str(marker.get("version")), marker.get("variant") != "cpu")
     pattern = os.path.join(folder_of(python), "lib/python3*/site-packages/tensorflow*.dist-info")
     for path in glob.glob(pattern):
@@ -56,11 +56,12 @@ class Framework(NamedTuple):
 
 def framework(python: str, name: str) -> Framework:
     """Return JAX or PyTorch in the environment of an interpreter."""
-    pattern = os.path.join(folder_of(python), "lib/python3*/*-packages/*.dist-info")
     found = {}
-    for path in glob.glob(pattern):
-        package, _, version = os.path.basename(path)[: -len(".dist-info")].partition("-")
-        found[package] = version
+    for folder in _with_base(folder_of(python)):
+        for path in glob.glob(os.path.join(folder, "lib/python3*/*-packages/*-info")):
+            # dist-info, or Debian's egg-info
+            package, _, version = os.path.basename(path).rpartition(".")[0].partition("-")
+            found[package] = version
     packages = frameworks.PACKAGES[name]
     versions = {package: found[package] for package in packages if package in found}
     if name not in found:
@@ -70,7 +71,19 @@ def framework(python: str, name: str) -> Framework:
     return Framework(versions, not found[name].endswith("+cpu"))
 
 
-def described(python: str) -> Optional[host_facts.TensorFlowEnvironment]:
+def _framework(marker: Mapping[str, Any]) -> str:
+    """Return the framework that a marker names. Old markers name none."""
+    return str(marker.get("framework", frameworks.TENSORFLOW))
+
+
+def _with_base(folder: str) -> List[str]:
+    """Return the folder of an environment, and of the one that it extends, if any."""
+    base = (_marker(folder) or {}).get("base")
+    beside = os.path.join(os.path.dirname(os.path.realpath(folder)), str(base))
+    return [folder, beside] if base else [folder]
+
+
+def described(python: str) -> Optional[host_facts.Environment]:
     """Return the environment of an interpreter if the role tensorflow can add packages to it.
 
     Return None if the role did not create it, or if it already is an environment with added
@@ -83,6 +96,7 @@ def described(python: str) -> Optional[host_facts.TensorFlowEnvironment]:
     root = os.path.dirname(folder)
     return {
         "root": root,
+        "framework": _framework(marker),
         "variant": str(marker.get("variant")),
         "lock_sha256": str(marker.get("requirements_sha256")),
         "python_series": ".".join(str(marker.get("python")).split(".")[:2]),
@@ -110,11 +124,11 @@ def missing_modules(python: str, names: Sequence[str]) -> Optional[List[str]]:
     settings = _read(os.path.join(folder, "pyvenv.cfg"))
     if not settings or re.search(r"include-system-site-packages\s*=\s*true", settings):
         return None
-    places = glob.glob(os.path.join(folder, "lib/python3*/site-packages"))
-    base = (_marker(folder) or {}).get("base")
-    if base:
-        beside = os.path.join(os.path.dirname(os.path.realpath(folder)), str(base))
-        places += glob.glob(os.path.join(beside, "lib/python3*/site-packages"))
+    places = [
+        place
+        for part in _with_base(folder)
+        for place in glob.glob(os.path.join(part, "lib/python3*/site-packages"))
+    ]
     there = {name for place in places for name in os.listdir(place)}
     ours = {"distutils-precedence.pth", "tensorflow.pth"}
     if not places or any(name.endswith(".pth") and name not in ours for name in there):

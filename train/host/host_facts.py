@@ -21,11 +21,12 @@ class BusyGpu(TypedDict):
     waits: bool
 
 
-class TensorFlowEnvironment(TypedDict):
+class Environment(TypedDict):
     """An environment of the role tensorflow, to which packages can be added."""
 
     root: str  # the folder that contains its link
-    variant: str  # "cpu" or "gpu"
+    framework: str  # "tensorflow", "jax", or "none" for an environment without packages
+    variant: str  # "cpu", "gpu", or "any" without a framework
     python_series: str  # such as "3.11"
     lock_sha256: str  # hash of its lock file
     package_environments: List[str]  # links next to its own, to environments based on it
@@ -42,7 +43,7 @@ class _HostFacts(TypedDict):
     host_python: str
     lease_dir: str
     tensorflow: Optional[str]  # None if not found in the interpreter's environment
-    environment: Optional[TensorFlowEnvironment]  # None if the role tensorflow did not create it
+    environment: Optional[Environment]  # None if the role tensorflow did not create it
     missing_modules: Optional[List[str]]  # modules that the script imports; None if unknown
     gpus: List[Gpu]
     gpus_wanted: Any  # None if the environment is not to be changed

@@ -13,6 +13,8 @@ CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 ABSL, NATIVE = r"{level}\d{{4}} \d\d:", r"\d{{4}}-\d\d-\d\d [\d:.,]+: {level} "
 #: The beginning of TensorFlow's advice about its build.
 ADVICE = "To enable the following instructions: "
+#: A line that gloo prints in each process of JAX.
+GLOO = r"\[Gloo\] Rank \d+ is connected to "
 #: The beginning of an epoch in Keras ``fit``, and of a bar: the batch and the number of batches.
 EPOCH = r"Epoch (?P<epoch>[1-9][0-9]{0,8})/(?P<epochs>[0-9]{1,9})"
 BATCH = r"(?P<batch>[0-9]{1,15})/(?:(?P<total>[0-9]{1,15})|Unknown) "

@@ -36,8 +36,11 @@ SYSTEM_PATH = "/usr/sbin:/sbin:/usr/bin:/bin"
 FIREWALL_S = 5.0
 #: Time limit in seconds of an interpreter that searches for a framework.
 IMPORT_CHECK_S = 30.0
+_SETUP = f"run `{suggest('setup', tags='tensorflow')}`"
 #: The remedy if TensorFlow is missing.
-INSTALL = f"run `{suggest('setup', tags='tensorflow')}` to install TensorFlow"
+INSTALL = f"{_SETUP} to install TensorFlow"
+#: The same for each framework that setup.yml installs.
+INSTALLS = {frameworks.TENSORFLOW: INSTALL, frameworks.JAX: f"{_SETUP} to install JAX"}
 
 
 def check_job(root: str, job: str, attempt: int) -> List[str]:
@@ -214,7 +217,7 @@ def check(params: Params) -> CallResult:
         rank_files.expand(params[n]) for n in ("root", "python", "lease_dir")
     )
     port = int(params["port"]) if "port" in params else None
-    job, wait = str(params["job"]), float(params["wait"])
+    job, wait, framework = str(params["job"]), float(params["wait"]), str(params["framework"])
     if port is not None and not 1 <= port <= 65535:
         raise CallError(f"train_job_port is {port}, expected 1 to 65535")
     problems = check_job(root, job, int(params["attempt"]))
@@ -224,8 +227,8 @@ def check(params: Params) -> CallResult:
         problems += check_port(port, job, held, wait)
     if not os.access(python, os.X_OK):
         problems.append(
-            f"no such interpreter: {python}; {INSTALL}, or set train_job_python to another "
-            "interpreter"
+            f"no such interpreter: {python}; {INSTALLS.get(framework, f'{_SETUP} to create it')}, "
+            "or set train_job_python to another interpreter"
         )
     else:
         problems += check_noexec(python)
@@ -246,7 +249,6 @@ def check(params: Params) -> CallResult:
                 "the table inet train of the role firewall is not loaded on this host, so any "
                 f"host can connect to port {port}: run `{suggest('setup', tags='firewall')}`"
             )
-    framework = str(params["framework"])
     of_framework = environments.Framework({}, True)
     tensorflow = environments.TensorFlow(None, True)
     if framework == frameworks.TENSORFLOW:

@@ -45,7 +45,7 @@ PLACES = (
     "~/mini*3/bin",
 )
 #: The message about a folder that is mounted with noexec, with its remedy.
-NOEXEC = "%s is mounted with noexec, so TensorFlow's libraries under %s cannot be loaded"
+NOEXEC = "%s is mounted with noexec, so libraries under %s cannot be loaded"
 NOEXEC_REMEDY = (
     "set tensorflow_root, train_job_root and train_job_python to a folder on another "
     "filesystem; or, to allow execution there, run on the host: `sudo mount -o remount,exec "

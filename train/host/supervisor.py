@@ -72,6 +72,8 @@ _SESSIONS = 10.0
 _LOOKS = 20
 #: Bytes to keep of the stacks of a hanging rank, and to read of a log.
 _STACKS, _LAST_LINES = 4_194_304, 65_536
+#: The file that runs a script of JAX.
+_FAIL_AT_ONCE = "fail_at_once.py"
 #: Phase, cause and reason of the end of a rank.
 _Outcome = Tuple[str, Optional[str], str]
 
@@ -214,9 +216,12 @@ class Supervisor:
         # Not through the link to the current environment, which may change before the job ends.
         folder, name = os.path.split(self.spec["python"])
         python = os.path.join(os.path.realpath(folder), name)
+        wrapper = []
+        if self.spec["framework"] == frameworks.JAX:
+            wrapper = [os.path.join(os.path.dirname(os.path.abspath(__file__)), _FAIL_AT_ONCE)]
         with open(self._path(rank_files.LOG_FILE), "ab") as log:
             return subprocess.Popen(
-                [python, *(expand(word, environment) for word in self.spec["argv"])],
+                [python, *wrapper, *(expand(word, environment) for word in self.spec["argv"])],
                 cwd=os.path.join(self.rank_dir, rank_files.CODE_DIR),
                 env=environment,
                 stdin=subprocess.DEVNULL,

@@ -131,10 +131,13 @@ _CONSEQUENCE = re.compile(
 )
 _CLOSED = re.compile(r"^(?:BrokenPipeError|EOFError)\b")
 
-#: Output that is not a message: logs of TensorFlow and absl, Python's warnings, trackers.
+#: A part of a message that JAX repeats for each step that it has not completed yet.
+_REPEATED = re.compile(r"(\b[A-Z][\w ]+: )\1+")
+
+#: Output that is not a message: logs of TensorFlow, absl and gloo, Python's warnings, trackers.
 _CHATTER = re.compile(
-    "^(?:%s|%s)|"
-    % (log_shapes.logged("[IWEF]"), log_shapes.ADVICE)
+    "^(?:%s|%s|%s)|"
+    % (log_shapes.logged("[IWEF]"), log_shapes.ADVICE, log_shapes.GLOO)
     + r"^(?:INFO|DEBUG|WARNING)\b|^wandb\b|^Set the environment variable HYDRA_FULL_ERROR|"
     r"^Error executing job with overrides|^\S+\.py:\d+: \w*Warning: |^Extension modules: |^[-=]+$|"
     r"^For detailed information on this command|^Pass --help|^Try '.*' for help"
@@ -454,7 +457,7 @@ class _Log:
         return Ending(bounded(text), brief, block.owner, True, error, before, shown)
 
     def _exception(self, block: Block) -> str:
-        return self.lines[block.at].strip().lstrip("| ")
+        return _REPEATED.sub(r"\1", self.lines[block.at].strip().lstrip("| "))
 
     def _leaves(self, block: Block) -> List[str]:
         """Return the exceptions in a group, except consequences (unless all are consequences)."""

@@ -14,7 +14,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Set
 #: File in the folder of a finished environment that describes it.
 MARKER = "tensorflow-venv.json"
 #: Names of the role's environments; other folders are ignored.
-NAMES = re.compile(r"(tensorflow-[^/]+-py[0-9]+\.[0-9]+|extra)-[0-9a-f]{12}")
+NAMES = re.compile(r"((tensorflow-[^/]+|jax-[^/]+|bare)-py[0-9]+\.[0-9]+|extra)-[0-9a-f]{12}")
 #: Folder under venvs/ in which uv keeps the unpacked wheels of scripts' packages.
 CACHE = ".cache"
 #: Longest wait for another installation on the same machine, in seconds.

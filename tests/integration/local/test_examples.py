@@ -83,6 +83,59 @@ def test_mnist_fit_resumes_after_a_worker_was_killed(lab: Lab, tmp_path: Path) -
     assert not list(others.glob("model/*"))
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "first_log", "same_everywhere"),
+    [
+        (
+            "keras3-jax",
+            ["--epochs", "30", "--steps-per-epoch", "5"],
+            r"Epoch (\d+)/30",
+            r"SHA-256 of the weights, the same in every process: \w+",
+        ),
+        (
+            "jax-loop",
+            ["--steps", "1500"],
+            r"2 devices, from step (\d+)",
+            r"sum of the norms of the weights, the same everywhere: [\d.]+",
+        ),
+    ],
+)
+def test_jax_resumes_after_a_worker_was_killed(
+    *,
+    name: str,
+    options: list[str],
+    first_log: str,
+    same_everywhere: str,
+    lab: Lab,
+    jax_python: str,
+    tmp_path: Path,
+) -> None:
+    script, variables, arguments = given(name)
+    assert variables == {}
+    running = lab.start(
+        *("--job", "jax", "--framework", "jax", "--script", str(script)),
+        arguments=[*arguments, *options],
+        train_job_python=jax_python,
+        train_job_max_restarts=1,
+        train_job_restart_delay=0,
+    )
+    saved = lab.root / "jobs/jax/worker-0/checkpoints/state.npz"
+    running.wait_for(lambda e: saved.exists())
+    os.kill(rank_pid(lab.root, "jax", "worker-1"), signal.SIGKILL)
+    done = running.end()
+    assert done.code == 0, done.result
+    assert lab.saved("jax")["attempts"] == 2
+    assert int(re.findall(first_log, log_of(lab, "jax", "worker-1"))[0]) > 1
+    logs = (log_of(lab, "jax", task) for task in ("worker-0", "worker-1"))
+    first, second = (re.findall(same_everywhere, log) for log in logs)
+    assert len(first) == 1
+    assert first == second
+    assert len([*(lab.runs_dir / "jax/model").iterdir()]) == 1
+    manifest = json.loads((lab.runs_dir / "jax/manifest.json").read_text())
+    assert manifest["framework"] == "jax"
+    assert set(manifest["versions"]) >= {"jax", "jaxlib", "keras"}
+
+
 @pytest.mark.soak
 @pytest.mark.tensorflow
 def test_resnet56_cifar10(start: Start, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """The role ``tensorflow``: environments, GPUs, the removal of old environments, its playbooks.
 
-TensorFlow is not downloaded. A tiny wheel with the name ``tensorflow-cpu`` replaces it.
+No framework is downloaded. Tiny wheels with names such as ``tensorflow-cpu`` replace them.
 """
 
 from __future__ import annotations
@@ -43,14 +43,19 @@ HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
 def make_wheel(
-    folder: Path, version: str, body: str = "", name: str = "tensorflow-cpu", size: int = 0
+    folder: Path,
+    version: str,
+    body: str = "",
+    name: str = "tensorflow-cpu",
+    size: int = 0,
+    module: str = "",
 ) -> Path:
     """Create a wheel of a distribution with one module and a file of ``size`` bytes.
 
-    The module is named after the first word of the distribution's name.
+    The module is named after the first word of the distribution's name, unless ``module`` is given.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    package = name.partition("-")[0]
+    package = module or name.partition("-")[0]
     stem = f"{name.replace('-', '_')}-{version}"
     info = f"{stem}.dist-info"
     files = {
@@ -155,7 +160,7 @@ def test_a_fresh_install_and_a_second_run(
 
     monkeypatch.setattr(tensorflow_environment, "run", record)
     checked = call(params, check_mode=True)
-    assert (checked["changed"], checked["parts"]) == (True, ["tensorflow", "link"])
+    assert (checked["changed"], checked["parts"]) == (True, ["base", "link"])
     made, linked = (diff["after"] for diff in checked["diffs"])
     assert f"/venvs/tensorflow-1.0-cpu-py{HERE}-" in made
     assert linked == {"path": f"{params['tensorflow_root']}/venv", "state": "link"}
@@ -202,7 +207,7 @@ def test_half_made_is_made_again(params: Params, call: Call) -> None:
         (venv / "left-over").write_text("")
         damage()
         result = call(params)
-        assert result["parts"] == ["tensorflow"]
+        assert result["parts"] == ["base"]
         assert not (venv / "left-over").exists()
         assert shown_version(result["link"]) == "1.0"
 
@@ -217,7 +222,7 @@ def test_new_locks_and_back_and_more_to_import(
     two, three = (with_lock(params, make_lock(Path(f"{wheel}.txt"), wheel)) for wheel in wheels)
     second = call(two)
     assert (shown_version(second["link"]), shown_version(first["venv"])) == ("2.0", "1.0")
-    (lock,) = locks.locks([params["tensorflow_requirements"]])
+    (lock,) = locks.locks([params["tensorflow_requirements"]], "tensorflow")
     wider = {**params, "__tensorflow_locks": [{**lock, "imports": ["tensorflow", "json"]}]}
     for wanted, part in ((params, "link"), (wider, "trial")):
         result = call(wanted)
@@ -298,7 +303,7 @@ def test_what_will_not_do_is_refused(
     folder.mkdir(parents=True)
     assert f"{folder} is not a link made by this role. Move this file away" in call(params)["msg"]
     folder.rmdir()
-    before = locks.locks([params["tensorflow_requirements"]])
+    before = locks.locks([params["tensorflow_requirements"]], "tensorflow")
     with (tmp_path / "lock.txt").open("a") as stream:
         stream.write("# more\n")
     locked = {"__tensorflow_locks": before}
@@ -316,6 +321,51 @@ def test_an_interpreter_behind_a_link(params: Params, call: Call, tmp_path: Path
     made = call({**params, "tensorflow_python": str(link)})
     lines = Path(made["venv"], "pyvenv.cfg").read_text().splitlines()
     assert f"home = {Path(sys.executable).resolve().parent}" in lines
+
+
+#: Keras with JAX reads its backend from the environment, and writes its settings.
+KERAS = """import os
+assert os.environ["KERAS_BACKEND"] == "jax" and os.environ["JAX_PLATFORMS"] == "cpu"
+open(os.path.join(os.environ["KERAS_HOME"], "keras.json"), "w").close()
+"""
+
+
+def test_jax_next_to_tensorflow(params: Params, call: Call, tmp_path: Path) -> None:
+    wheels = [make_wheel(tmp_path / "wheels", "0.10.2", name="jax")]
+    wheels.append(make_wheel(tmp_path / "wheels", "3.15.1", KERAS, name="keras"))
+    lock = make_lock(tmp_path / "jax.txt", *wheels)
+    wanted = with_lock({**params, "train_job_framework": "jax"}, lock)
+    tensorflow, jax = call(params), call(wanted)
+    assert (jax["framework"], jax["version"], jax["variant"]) == ("jax", "0.10.2", "cpu")
+    assert jax["link"] == f"{params['tensorflow_root']}/venv-jax"
+    assert Path(jax["venv"]).name.startswith(f"jax-0.10.2-cpu-py{HERE}-")
+    marker = json.loads(Path(jax["link"], "tensorflow-venv.json").read_text())
+    assert (marker["framework"], marker["trial"]["imports"]) == ("jax", ["jax", "keras"])
+    assert not call(wanted)["changed"]
+    assert not call(params)["changed"]
+    for made, modules in ((tensorflow, ["tensorflow.py"]), (jax, ["jax.py", "keras.py"])):
+        assert [name for name in packages(made["venv"]) if name.endswith(".py")] == modules
+        assert not list(Path(made["venv"]).rglob("keras.json"))
+
+
+@pytest.mark.parametrize("framework", ["torch", "none"])
+def test_an_environment_without_packages(
+    params: Params, call: Call, tmp_path: Path, framework: str
+) -> None:
+    wanted = {**params, "tensorflow_framework": framework, "tensorflow_requirements": ""}
+    bare = call(wanted)
+    assert (bare["framework"], bare["version"], bare["parts"]) == ("none", "", ["base", "link"])
+    assert Path(bare["link"]).name == "venv-bare"
+    assert packages(bare["venv"]) == []
+    (said,) = bare["messages"]
+    assert f"No packages are installed for the framework {framework}, only an env" in said
+    assert not call(wanted)["changed"]
+    extra = make_wheel(tmp_path / "wheels", "1.5", name="frobnicate")
+    top = call(with_extra(wanted, make_lock(tmp_path / "extra.txt", extra)))
+    assert top["parts"] == ["extra", "link"]
+    assert shown_version(top["link"], "frobnicate") == "1.5"
+    refused = call({**params, "tensorflow_framework": framework})
+    assert f"for the framework {framework} no lock is installed: remove" in refused["msg"]
 
 
 def test_packages_on_top(params: Params, call: Call, tmp_path: Path) -> None:
@@ -346,7 +396,7 @@ def test_packages_on_top(params: Params, call: Call, tmp_path: Path) -> None:
     assert (again["parts"], shown_version(plain["link"], "frobnicate")) == (["link"], "1.5")
     lock = make_lock(tmp_path / "lock2.txt", make_wheel(wheels, "2.0"), shared)
     second = call(with_extra(with_lock(params, lock), top))
-    assert second["parts"] == ["tensorflow", "extra", "link"]
+    assert second["parts"] == ["base", "extra", "link"]
     assert (shown_version(second["link"]), shown_version(result["venv"])) == ("2.0", "1.0")
 
 
@@ -392,8 +442,38 @@ def gpu_params(params: Params, host: Path) -> Params:
     """Return the role's variables for a fake TensorFlow with CUDA."""
     wheel = make_wheel(host / "wheels", "1.0", SEES.format(host))
     found = with_lock(params, make_lock(host / "gpu.txt", wheel))
-    (lock,) = locks.locks([found["tensorflow_requirements"]])
+    (lock,) = locks.locks([found["tensorflow_requirements"]], "tensorflow")
     return {**found, "__tensorflow_locks": [{**lock, "variant": "gpu"}]}
+
+
+#: Sees the GPUs in the file ``seen``, as JAX does, and notes the settings of the trial.
+JAX_SEES = """import os, pathlib
+def local_devices(backend):
+    home = pathlib.Path("{0}")
+    names = "CUDA_VISIBLE_DEVICES", "JAX_PLATFORMS", "XLA_PYTHON_CLIENT_PREALLOCATE"
+    (home / "calls").write_text(" ".join(os.environ.get(name, "-") for name in names))
+    seen = int((home / "seen").read_text())
+    if not seen:
+        raise RuntimeError("Unable to load cuDNN. Is it installed?")
+    return [backend] * seen
+"""
+
+
+def test_gpus_that_jax_sees(params: Params, call: Call, host: Path) -> None:
+    has_gpus(host, 2, seen=0)
+    wheels = [make_wheel(host / "wheels", "0.10.2", JAX_SEES.format(host), name="jax")]
+    wheels.append(make_wheel(host / "wheels", "1", name="jax-cuda12-plugin", module="plugin"))
+    lock = make_lock(host / "jax-gpu.txt", *wheels)
+    wanted = with_lock({**params, "train_job_framework": "jax"}, lock)
+    message = call(wanted)["msg"]
+    assert "JAX 0.10.2 sees 0 of the 2 GPUs" in message
+    assert "JAX does not find its CUDA libraries: create the lock with jax[cuda12]" in message
+    assert "Unable to load cuDNN" in message
+    has_gpus(host, 2)
+    # The memory of the GPUs stays free.
+    found = call(wanted)
+    assert (found["variant"], found["gpus"]) == ("gpu", {"driver": 2, "seen": 2})
+    assert (host / "calls").read_text() == "-  false"
 
 
 def test_as_many_as_the_driver_shows(gpu_params: Params, call: Call, host: Path) -> None:
@@ -407,7 +487,7 @@ def test_as_many_as_the_driver_shows(gpu_params: Params, call: Call, host: Path)
         has_gpus(host, count, version)
         result = call(gpu_params)
         assert (result["changed"], result["parts"]) == (True, ["trial"])
-        assert result["gpus"] == {"driver": count, "tensorflow": count}
+        assert result["gpus"] == {"driver": count, "seen": count}
         assert not call(gpu_params)["changed"]  # a ready host starts no TensorFlow
     assert (host / "calls").read_text() == 3 * "GPU all\n"
     assert call(both, check_mode=True)["variant"] == "gpu"

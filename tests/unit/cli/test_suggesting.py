@@ -32,6 +32,11 @@ def test_options_are_kept_as_typed_without_those_of_the_command() -> None:
     assert "hidden" not in call.dump()
 
 
+def test_the_framework_is_passed_on_in_a_form_that_playbooks_know() -> None:
+    suggesting.note_typed(["run", "--framework", "jax", "--script", "main.py"])
+    assert suggestions.current().typed == ("-e", "train_job_framework=jax")
+
+
 def test_the_default_inventory_is_named_only_if_it_is_not_that_of_the_repository(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

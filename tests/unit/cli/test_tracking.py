@@ -78,6 +78,7 @@ def test_one_run_of_a_job_with_two_attempts(run_dir: Path, tmp_path: Path) -> No
     assert run.data.params == {
         **{"script": "/s/main.py", "arguments": "--epochs '5 6'", "hosts": "node-1, node-2"},
         **{"ranks": "2", "seed": "3", "keras": "2", "code_sha256": "ab", "git.commit": "c0ffee"},
+        "framework": "tensorflow",
         **{"git.clean": "True", "versions.python": "3.11.7", "versions.tensorflow": "2.21.0"},
     }
     history = client.get_metric_history(run.info.run_id, "loss")

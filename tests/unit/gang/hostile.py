@@ -46,7 +46,13 @@ def archive_of(path: Path, members: Sequence[tuple[Any, ...]]) -> Path:
 
 FILE, LINK, DIR = tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE
 ENVIRONMENT = {
-    **{"root": "/home/u/train", "variant": "cpu", "python_series": "3.11", "lock_sha256": "0"},
+    **{
+        "root": "/home/u/train",
+        "framework": "tensorflow",
+        "variant": "cpu",
+        "python_series": "3.11",
+        "lock_sha256": "0",
+    },
     "package_environments": ["packages-0123456789ab"],
 }
 FACTS: Any = {

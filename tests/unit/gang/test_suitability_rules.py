@@ -10,6 +10,7 @@ import yaml
 
 from tests.support.lab import REPOSITORY
 from train.gang import suitability_rules
+from train.gang.errors import UserError
 from train.gang.suitability_rules import HostFault
 
 HEALTHY: dict[str, Any] = {
@@ -216,12 +217,62 @@ def test_a_host_without_python(os_version: str, roles: list[str], kinds: list[st
     assert [fault.kind for fault in found] == kinds
 
 
-def test_what_the_lock_needs_is_written_once() -> None:
+@pytest.mark.parametrize("framework", ["tensorflow", "jax"])
+def test_what_the_lock_needs_is_written_once(framework: str) -> None:
     """The README states the limits that the rules use."""
     needs = yaml.safe_load((REPOSITORY / "roles/tensorflow/vars/main.yml").read_text())
-    space = needs["__tensorflow_space_mb"]
+    about = needs["__tensorflow_frameworks"][framework]
     text = (REPOSITORY / "roles/tensorflow/README.md").read_text()
-    said = re.search(r"Space: ([\d.]+) GB for cpu, ([\d.]+) GB for gpu", text)
-    assert said
-    sums = [space[name]["installed"] + space[name]["download"] for name in ("cpu", "gpu")]
-    assert [float(number) * 1000 for number in said.groups()] == sums
+    space = about["space_mb"]
+    wheelhouse = [space[name]["installed"] / 1000 for name in ("cpu", "gpu")]
+    index = [wheelhouse[n] + space[name]["download"] / 1000 for n, name in enumerate(space)]
+    row = (
+        f"| {about['title']} | {about['pythons'][0]} to {about['pythons'][1]} | {about['glibc']} |"
+    )
+    (line,) = [line for line in text.splitlines() if line.strip().startswith(row)]
+    said = [float(number) for number in re.findall(r"([\d.]+) GB", line)]
+    assert said[:4] == pytest.approx([*index, *wheelhouse])
+
+
+JAX = {"train_job_framework": "jax"}
+BARE = {"tensorflow_framework": "none", "train_job_framework": "jax"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "values", "found"),
+    [
+        ({"python_version": "3.10.1"}, JAX, "Python 3.10.1 (/usr/bin/python3) is too old for the"),
+        ({"python_version": "3.15.0"}, JAX, "is too new for the locked JAX"),
+        ({"glibc": "glibc 2.27"}, JAX, "glibc 2.27 is too old for the locked JAX"),
+        ({"has_avx": False}, JAX, "lacks AVX, which JAX requires"),
+        ({"free_mb": 999}, JAX, "not enough space for JAX (cpu)"),
+        ({"free_mb": 9_899, "nvidia": "driver"}, JAX, "not enough space for JAX (gpu)"),
+        ({"free_mb": 0}, BARE, "not enough space for the base environment (any)"),
+    ],
+)
+def test_each_framework_has_its_own_needs(
+    changed: dict[str, Any], values: dict[str, Any], found: str
+) -> None:
+    (fault,) = judged(changed, **values)
+    assert found in fault.found
+
+
+@pytest.mark.parametrize(
+    ("changed", "values"),
+    [
+        ({"python_version": "3.14.1", "free_mb": 1_000}, JAX),
+        ({"has_avx": False, "glibc": "glibc 2.17", "free_mb": 1, "nvidia": "driver"}, BARE),
+        ({"python_version": "3.9.2"}, BARE),
+    ],
+)
+def test_hosts_that_will_do_for_another_framework(
+    changed: dict[str, Any], values: dict[str, Any]
+) -> None:
+    assert judged(changed, **values) == []
+
+
+def test_an_unknown_framework_is_refused() -> None:
+    with pytest.raises(
+        UserError, match="train_job_framework is 'mxnet': choose from tensorflow, j"
+    ):
+        judged({}, train_job_framework="mxnet")

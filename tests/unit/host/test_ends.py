@@ -1,8 +1,9 @@
 """The reasons why a rank ended.
 
-``data/ends/*.log`` are logs of scripts that were ended by TensorFlow, C++ or libraries that
-download. ``too-large`` has the same error class as the three ``oom``, but for another reason, after
-a warning about memory. ``lost-rank`` has lost another rank, after a line about a download.
+``data/ends/*.log`` are logs of scripts that were ended by TensorFlow, JAX, PyTorch, C++ or
+libraries that download. ``too-large`` has the same error class as the three ``oom``, but for
+another reason, after a warning about memory. ``lost-rank`` has lost another rank, after a line
+about a download.
 """
 
 from __future__ import annotations
@@ -85,6 +86,14 @@ def test_causes(code: int, log: str, killed: Any, full: str, cause: Any, reason:
         ("requests", 1, ends.DOWNLOAD, NOT_REACHED % "huggingface.co"),
         ("gcs", 1, ends.DOWNLOAD, NOT_REACHED % "storage.googleapis.com"),
         ("lost-rank", 1, ends.EXIT, "failed to connect to all addresses"),
+        (
+            "jax-lost-rank",
+            1,
+            ends.EXIT,
+            "exited with code 1: jax.errors.JaxRuntimeError: INTERNAL: Error dispatching "
+            "computation: Gloo all-reduce failed: ",
+        ),
+        ("torch-lost-rank", 1, ends.EXIT, "] Connection closed by peer [127.0.0.1]:11181."),
     ],
 )
 def test_causes_in_logs(name: str, code: int, cause: str, reason: str) -> None:

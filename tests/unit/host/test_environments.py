@@ -47,11 +47,28 @@ def test_the_role_s_environment_is_described(tmp_path: Path, python: str) -> Non
     os.unlink(broken)
     assert environments.tensorflow(python) == ("2.21.0", False)
     assert environments.described(python) == {
-        **{"root": str(tmp_path), "variant": "cpu", "python_series": "3.11", "lock_sha256": "0"},
+        **{"root": str(tmp_path), "framework": "tensorflow", "variant": "cpu"},
+        **{"python_series": "3.11", "lock_sha256": "0"},
         "package_environments": [NAME],
     }
     assert environments.described(above) is None
     assert environments.described(sys.executable) is None
+
+
+def test_the_environments_of_other_frameworks(tmp_path: Path) -> None:
+    """Neither their version nor that of packages on top of them counts as TensorFlow's."""
+    jax = make(tmp_path, "jax-1", "venv-jax", "jax", framework="jax", version="0.10.2")
+    make(tmp_path, "bare-1", "venv-bare", framework="none", version="", variant="any")
+    above = make(tmp_path, "extra-1", NAME, base="jax-1", framework="jax", version="0.10.2")
+    packages = tmp_path / "venv-jax/lib/python3.11/site-packages"
+    (packages / "jax-0.10.2.dist-info").mkdir()
+    for python in (jax, above):
+        assert environments.tensorflow(python) == (None, True)
+        assert environments.framework(python, "jax") == ({"jax": "0.10.2"}, False)
+    found = environments.describe({"python": jax})["environment"]
+    assert (found["framework"], found["package_environments"]) == ("jax", [NAME])
+    bare = environments.describe({"python": str(tmp_path / "venv-bare/bin/python")})
+    assert bare["environment"]["framework"] == "none"
 
 
 def test_missing_modules(tmp_path: Path, python: str) -> None:

@@ -44,34 +44,55 @@ def test_conditions_and_clashes_are_judged_for_the_hosts_python(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("extra", "text", "message"),
+    ("framework", "text", "message"),
     [
-        (False, f"keras==3.0{HASH}", "locks no TensorFlow"),
-        (False, f"tensorflow==1{HASH}tensorflow_cpu==1{HASH}", "locks tensorflow and tensorflow-"),
-        (True, "six==1.17.0\n", "six==1.17.0 has no hash"),
-        (True, f"six==1{HASH}# from a tool\nsix>=1\n", "six>=1 is not NAME==VERSION"),
-        (True, "six==1.*\n", "is not NAME==VERSION"),
-        (True, "-r other.txt\n", "-r other.txt is not NAME==VERSION"),
-        (True, "six @ https://example.org/six.whl\n", "is not NAME==VERSION"),
-        (True, "# nothing\n", "contains no package"),
+        ("tensorflow", f"keras==3.0{HASH}", "locks no TensorFlow. Lock tensorflow==VERSION or"),
+        ("tensorflow", f"tensorflow==1{HASH}tensorflow_cpu==1{HASH}", "locks tensorflow and tens"),
+        ("jax", f"tensorflow==1{HASH}", "locks no JAX. Lock jax==VERSION"),
+        ("", "six==1.17.0\n", "six==1.17.0 has no hash"),
+        ("", f"six==1{HASH}# from a tool\nsix>=1\n", "six>=1 is not NAME==VERSION"),
+        ("", "six==1.*\n", "is not NAME==VERSION"),
+        ("", "-r other.txt\n", "-r other.txt is not NAME==VERSION"),
+        ("", "six @ https://example.org/six.whl\n", "is not NAME==VERSION"),
+        ("", "# nothing\n", "contains no package"),
     ],
 )
-def test_files_that_are_no_locks(tmp_path: Path, extra: bool, text: str, message: str) -> None:
+def test_files_that_are_no_locks(tmp_path: Path, framework: str, text: str, message: str) -> None:
+    """Without a framework, the file is for packages on top of one."""
     path = tmp_path / "extra.txt"
     path.write_text(text)
     with pytest.raises(AnsibleFilterError, match=message):
-        locks.locks([str(path)], extra=extra)
+        locks.locks([str(path)], framework) if framework else locks.extra_lock(str(path))
 
 
 def test_one_tensorflow_in_both_variants(tmp_path: Path) -> None:
     paths = [str(LOCKS / f"{variant}.txt") for variant in ("cpu", "gpu")]
-    cpu, gpu = locks.locks(paths)
+    cpu, gpu = locks.locks(paths, "tensorflow")
     assert (cpu["variant"], gpu["variant"]) == ("cpu", "gpu")
     assert cpu["imports"] == ["tensorflow", "tf_keras", "tensorboard"] == gpu["imports"]
     other = tmp_path / "other.txt"
     other.write_text(f"tensorflow==1.0{HASH}")
     with pytest.raises(AnsibleFilterError, match=r"and 1\.0 .*: all ranks of a job need the same"):
-        locks.locks([paths[0], str(other)])
+        locks.locks([paths[0], str(other)], "tensorflow")
+
+
+def test_one_jax_in_both_variants_and_in_every_python() -> None:
+    """The processes of a gang need the same JAX, whatever their hosts' Python."""
+    paths = [str(LOCKS / f"jax-{variant}.txt") for variant in ("cpu", "gpu")]
+    cpu, gpu = locks.locks(paths, "jax")
+    assert (cpu["variant"], gpu["variant"]) == ("cpu", "gpu")
+    assert cpu["imports"] == ["jax", "keras"] == gpu["imports"]
+    for path in paths:
+        for python in ("3.11", "3.14"):
+            versions = {pin["name"]: pin["version"] for pin in locks.pins(path, python)}
+            assert versions["jax"] == versions["jaxlib"] == cpu["version"]
+
+
+@pytest.mark.parametrize("framework", ["torch", "none"])
+def test_the_lock_without_a_framework_has_no_packages(framework: str) -> None:
+    (bare,) = locks.locks([str(LOCKS / "bare.txt")], framework)
+    assert (bare["framework"], bare["variant"], bare["imports"]) == ("none", "any", [])
+    assert locks.pins(bare["path"], "3.11") == []
 
 
 def test_a_host_gets_the_wheels_that_fit_it(tmp_path: Path) -> None:
@@ -95,7 +116,7 @@ def test_a_host_gets_the_wheels_that_fit_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "lock",
-    sorted([*LOCKS.glob("*.txt"), *(REPOSITORY / "requirements").glob("*.txt")]),
+    sorted([*LOCKS.glob("*[cg]pu.txt"), *(REPOSITORY / "requirements").glob("*.txt")]),
     ids=lambda path: path.name,
 )
 def test_locks_have_hashes_and_name_no_place(lock: Path) -> None:

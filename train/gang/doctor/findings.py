@@ -11,7 +11,7 @@ from typing import Any
 from train.gang.doctor.doctor_records import Examined, Finding
 from train.gang.login_failures import names_of
 from train.gang.suitability_rules import HostFault
-from train.host import probe
+from train.host import frameworks, probe
 from train.host.checkup import Checkup
 from train.host.links import Link
 from train.host.suggested import suggest
@@ -124,34 +124,47 @@ def _joined(group: list[Finding]) -> Finding:
 
 
 def _explaining(checkup: Checkup, faults: Iterable[HostFault]) -> list[HostFault]:
-    """Return the faults that explain why a host has no working TensorFlow.
+    """Return the faults that explain why a host has no working framework.
 
-    If TensorFlow works, return none. If it is installed but does not work, only its location can be
-    a fault. If it is not installed, return all faults.
+    If the framework works, return none. If it is installed but does not work, only its location can
+    be a fault. If it is not installed, return all faults.
     """
-    if "gflops" in checkup["imported"]:
+    framework = checkup["framework"]
+    measured = "gflops" if framework == frameworks.TENSORFLOW else "version"
+    if measured in checkup["imported"] or framework == frameworks.NONE:
         return []
-    if _tensorflow(checkup):
+    if _framework_version(checkup):
         return [fault for fault in faults if fault.kind == "noexec"]
     return list(faults)
 
 
 def _environment(host: str, checkup: Checkup) -> Found:
-    setup = _setup(host, "tensorflow")
-    good = "an environment with TensorFlow"
+    setup, framework = _setup(host, "tensorflow"), checkup["framework"]
+    name = frameworks.NAMES.get(framework, "Python")
+    good = f"an environment with {name}"
+    if framework == frameworks.TORCH:  # setup.yml does not install it
+        setup = "install PyTorch on the host, and set train_job_python to its interpreter"
     if checkup["python_error"]:
         yield _finding(FAIL, "no-environment", host, checkup["python_error"], good, setup)
-    elif "python" in checkup["packages"] and not _tensorflow(checkup):
-        found = f"TensorFlow is not installed for {checkup['python']}"
-        yield _finding(FAIL, "no-tensorflow", host, found, good, setup)
+    elif framework == frameworks.NONE:
+        return
+    elif "python" in checkup["packages"] and not _framework_version(checkup):
+        found = f"{name} is not installed for {checkup['python']}"
+        yield _finding(FAIL, f"no-{framework}", host, found, good, setup)
     elif checkup["imported"].get("error"):
-        found = f"TensorFlow cannot be imported: {checkup['imported']['error']}"
-        yield _finding(FAIL, "tensorflow-broken", host, found, "a successful import", setup)
+        found = f"{name} cannot be imported: {checkup['imported']['error']}"
+        yield _finding(FAIL, f"{framework}-broken", host, found, "a successful import", setup)
 
 
-def _tensorflow(checkup: Checkup) -> str:
-    """Return the version of TensorFlow, or an empty string if it is missing or unknown."""
-    return checkup["packages"].get("tensorflow") or checkup["imported"].get("version", "")
+def _framework_version(checkup: Checkup) -> str:
+    """Return the version of the framework, or an empty string if it is missing or unknown."""
+    known = checkup["packages"].get(checkup["framework"])
+    return known or checkup["imported"].get("version", "")
+
+
+def _version_of(framework: str) -> Callable[[Checkup], str]:
+    """Return a function that returns the version of a framework, if jobs of a host use it."""
+    return lambda checkup: _framework_version(checkup) if checkup["framework"] == framework else ""
 
 
 def _room(host: str, checkup: Checkup) -> Found:
@@ -639,12 +652,15 @@ def _interface(checkup: Checkup) -> Mapping[str, Any]:
 
 
 def _packages(checkup: Checkup) -> str:
-    known = {name: version for name, version in checkup["packages"].items() if name != "tensorflow"}
+    own = checkup["framework"]
+    known = {name: version for name, version in checkup["packages"].items() if name != own}
     return ", ".join(f"{name} {version}" for name, version in sorted(known.items()))
 
 
 _PROPERTIES: tuple[tuple[str, Callable[[Checkup], Any], str, str], ...] = (
-    ("TensorFlow", _tensorflow, FAIL, _SETUP),
+    ("TensorFlow", _version_of(frameworks.TENSORFLOW), FAIL, _SETUP),
+    ("JAX", _version_of(frameworks.JAX), FAIL, _SETUP),
+    ("PyTorch", _version_of(frameworks.TORCH), FAIL, "install the same version on all hosts"),
     ("packages", _packages, WARNING, _SETUP),
     ("kernel", lambda c: c["kernel"], INFO, "update the host"),
     ("C library", lambda c: c["libc"], INFO, "update the host"),

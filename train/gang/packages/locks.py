@@ -1,4 +1,4 @@
-"""Locks the packages that a script requests, with hashes, within TensorFlow's own lock.
+"""Locks the packages that a script requests, with hashes, within the lock of its framework.
 
 They are resolved once, on the control node, for the Python versions of all hosts. A lock is cached
 under the hash of its inputs, so that the same file gives the same packages until the lock is
@@ -30,18 +30,16 @@ from train.gang.packages.requested import Line, Requested
 from train.gang.scratch import Scratch
 
 #: Distributions that contain the package ``tensorflow``. Requests for any of them are satisfied by
-#: the locked one.
+#: the locked one. They are never installed unless the script requests them by name.
 TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tensorflow-intel", "tf-nightly")
-WAYS_OUT = (
-    "Change or remove that requirement; lock TensorFlow with other versions "
-    "(tensorflow_requirements of the role tensorflow); or train in your own environment "
-    "(train_job_python)."
-)
+JAX = "jax"
+#: The beginning of JAX's extras for GPUs. The variant that is installed on a host satisfies them.
+_JAX_GPUS = "cuda"
 
 
 @dataclass(frozen=True)
 class Lock:
-    """A folder with a lock from uv, without the packages of TensorFlow's environment.
+    """A folder with a lock from uv, without the packages of the framework's environment.
 
     The folder also contains the lock as lines of requirements with the hashes of wheels, and any
     wheels to send to the hosts.
@@ -56,7 +54,7 @@ class Lock:
 
     @property
     def requirements(self) -> Path:
-        """The lines that hosts install, empty if TensorFlow's environment has all packages."""
+        """The lines that hosts install, empty if the framework's environment has all packages."""
         return self.folder / "requirements.txt"
 
     @property
@@ -100,10 +98,11 @@ def make(
 ) -> Lock:
     """Return the lock of a script's requirements.
 
-    Raise UserError if they contradict TensorFlow's lock, cannot be resolved, or lack a wheel.
+    Raise UserError if they contradict the framework's lock, cannot be resolved, or lack a wheel.
 
     Args:
-        bases: the hosts' locks of TensorFlow, one for each variant.
+        bases: the hosts' locks of the framework, one for each variant. Without a framework, the
+            lock is empty.
         pythons: host names by Python version, such as ``3.11``.
         cache: the folder for cached locks.
         send_all: whether to download all wheels to the control node and send them to the hosts.
@@ -115,7 +114,7 @@ def make(
     versions = sorted(pythons, key=Version)
     found = [text for line in requested.lines for text in _contradictions(line, locked, versions)]
     if found:
-        raise UserError("\n".join([*found, WAYS_OUT]))
+        raise UserError("\n".join([*found, _ways_out(locked)]))
     kept = Lock(cache / _key(requested, base_texts, versions, send_all))
     if kept.requirements.is_file():
         return kept
@@ -145,10 +144,13 @@ def _name(line: Line) -> str:
 
 
 def _is_lacking(line: Line, locked: Sequence[Pin]) -> bool:
-    """Return whether a line requests a package or extra that TensorFlow's environment may lack."""
-    if _name(line) in TENSORFLOWS:
+    """Return whether a line requests a package or extra that the environment may lack."""
+    name, extras, there = _name(line), line.requirement.extras, {pin.name for pin in locked}
+    if name in TENSORFLOWS and there.intersection(TENSORFLOWS):
         return False
-    return bool(line.requirement.extras) or _name(line) not in {pin.name for pin in locked}
+    if name == JAX:
+        extras = {extra for extra in extras if not extra.startswith(_JAX_GPUS)}
+    return bool(extras) or name not in there
 
 
 def _key(
@@ -161,7 +163,7 @@ def _key(
 
 
 def _contradictions(line: Line, locked: Sequence[Pin], versions: Sequence[str]) -> Iterator[str]:
-    """Yield the contradictions between a line and the versions in TensorFlow's lock."""
+    """Yield the contradictions between a line and the versions in the framework's lock."""
     name, wanted = _name(line), line.requirement
     names = TENSORFLOWS if name in TENSORFLOWS else (name,)
     needing = [python for python in versions if wheels.holds(wanted.marker, python)]
@@ -173,14 +175,31 @@ def _contradictions(line: Line, locked: Sequence[Pin], versions: Sequence[str]) 
     refused = [v for v in there if not wanted.specifier.contains(v, prereleases=True)]
     if refused:
         yield (
-            f"{line.place} requires {wanted}, but the environment of "
-            f"TensorFlow{_tensorflow(locked)} has {there[refused[0]]} "
-            f"{' and '.join(refused)}."
+            f"{line.place} requires {wanted}, but the environment of {_framework(locked)} has "
+            f"{there[refused[0]]} {' and '.join(refused)}."
         )
 
 
-def _tensorflow(locked: Sequence[Pin]) -> str:
-    return next((f" {pin.version}" for pin in locked if pin.name in TENSORFLOWS), "")
+def _framework(locked: Sequence[Pin]) -> str:
+    """Return the name of the locked framework, with its version, or an empty string."""
+    for pin in locked:
+        if pin.name in TENSORFLOWS or pin.name == JAX:
+            return f"{'JAX' if pin.name == JAX else 'TensorFlow'} {pin.version}"
+    return ""
+
+
+def _ways_out(locked: Sequence[Pin]) -> str:
+    """Return the remedies if requirements contradict each other or the framework's lock."""
+    framework = _framework(locked).partition(" ")[0]
+    lock = (
+        f"lock {framework} with other versions (tensorflow_requirements of the role tensorflow); "
+        if framework
+        else ""
+    )
+    return (
+        f"Change or remove that requirement; {lock}or train in your own environment "
+        "(train_job_python)."
+    )
 
 
 def _resolve(
@@ -193,9 +212,10 @@ def _resolve(
 ) -> None:
     """Write the lock for the lines in ``wanted`` to ``output``."""
     constraints = [line for line in requested.lines if line.is_constraint]
+    unwanted = [name for name in TENSORFLOWS if name not in map(_name, wanted)]
     with Scratch("lock") as folder:
         mine = _write(folder / "constraints.txt", map(_text, constraints))
-        excluded = _write(folder / "excluded.txt", TENSORFLOWS)
+        excluded = _write(folder / "excluded.txt", unwanted)
         asked = _write(folder / "requirements.in", [*requested.indexes, *map(_text, wanted)])
         command = ["--universal", "--python-version", oldest, "--format=pylock.toml"]
         command += [f"--constraints={path}" for path in (*bases, mine)]
@@ -204,10 +224,11 @@ def _resolve(
         try:
             uv.compile_lock([*command, str(asked)])
         except uv.ResolutionError as error:
+            framework = _framework(locked)
+            together = f" together with the environment of {framework}" if framework else ""
             raise UserError(
-                f"{requested.path} cannot be resolved for Python {oldest} and newer "
-                f"together with the environment of TensorFlow{_tensorflow(locked)}: {error} "
-                f"{WAYS_OUT}"
+                f"{requested.path} cannot be resolved for Python {oldest} and newer{together}: "
+                f"{error} {_ways_out(locked)}"
             ) from error
 
 

@@ -36,7 +36,7 @@ from train.gang.plan import (
 )
 from train.gang.variables import job_variables, script_environment
 from train.host import frameworks, json_files, rank_files, records
-from train.host.preflight import INSTALL
+from train.host.preflight import INSTALLS
 
 
 def check_variables(play: connections.Play, args: Args) -> dict[str, object]:
@@ -189,8 +189,7 @@ def _require_framework(
         script.path == script_files.WORKER or script_imports.needs(framework, entry, files)
     ):
         name = frameworks.NAMES[framework]
-        is_tensorflow = framework == frameworks.TENSORFLOW
-        install = f"{suggestions.filled(INSTALL)}, or " if is_tensorflow else ""
+        install = f"{suggestions.filled(INSTALLS[framework])}, or " if framework in INSTALLS else ""
         raise UserError(
             "; ".join(
                 f"{name} is not installed on {names_of(names)}: {python} cannot import "

@@ -8,20 +8,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
-from train.gang import REPOSITORY, connections, login_failures, reports, run_folders, suggestions
+from train.gang import REPOSITORY, connections, reports, run_folders, suggestions
 from train.gang.connections import Args
 from train.gang.errors import UserError
 from train.gang.job_records import Packages
+from train.gang.login_failures import names_of
 from train.gang.packages import locks, requested
 from train.gang.packages.locks import Lock
 from train.gang.packages.names import package_of
 from train.gang.packages.requested import Requested
 from train.gang.plan import script_files, script_imports
 from train.gang.plan.planned_ranks import FactsByHost
-from train.host.host_facts import HostFacts, TensorFlowEnvironment
+from train.host.host_facts import Environment, HostFacts
 
-#: The role tensorflow's own locks of TensorFlow, by variant.
+#: The folder of the role tensorflow's own locks, and their names by framework.
 _LOCKS = REPOSITORY / "roles/tensorflow/files"
+_LOCK_NAMES = {"tensorflow": "{}.txt", "jax": "jax-{}.txt", "none": "bare.txt"}
 
 
 def script_modules(args: Args) -> list[str]:
@@ -47,9 +49,9 @@ def lock_packages(play: connections.Play, args: Args) -> dict[str, object]:
     Raise UserError if they contradict the hosts' packages.
 
     Returns:
-        ``packages``, which is job_records.Packages or None; ``installs``, the ``root`` and
-        ``variant`` of TensorFlow's environment on each inventory host that lacks the packages;
-        ``warnings``.
+        ``packages``, which is job_records.Packages or None; ``installs``, the ``root``,
+        ``framework`` and ``variant`` of the environment on each inventory host that lacks the
+        packages; ``warnings``.
     """
     names = list(args["hosts"])
     hosts = {
@@ -87,27 +89,29 @@ def lock_packages_of_machines(play: connections.Play, args: Args) -> dict[str, o
 
 
 def _installs(
-    environments: Mapping[str, TensorFlowEnvironment], packages: Packages
+    environments: Mapping[str, Environment], packages: Packages
 ) -> dict[str, dict[str, str]]:
     """Return, for each host that lacks ``packages``, the environment that they extend."""
     return {
-        name: {"root": environment["root"], "variant": environment["variant"]}
+        name: {
+            "root": environment["root"],
+            "framework": environment["framework"],
+            "variant": environment["variant"],
+        }
         for name, environment in environments.items()
         if packages["name"] not in environment["package_environments"]
     }
 
 
-def _environments(hosts: FactsByHost) -> dict[str, TensorFlowEnvironment]:
-    """Return TensorFlow's environments by host. Raise UserError if setup.yml did not create one."""
+def _environments(hosts: FactsByHost) -> dict[str, Environment]:
+    """Return the environments by host. Raise UserError if setup.yml did not create one."""
     return {
         name: _environment(name, facts["python"], facts["environment"])
         for name, facts in hosts.items()
     }
 
 
-def _environment(
-    name: str, python: str, environment: TensorFlowEnvironment | None
-) -> TensorFlowEnvironment:
+def _environment(name: str, python: str, environment: Environment | None) -> Environment:
     if environment is None:
         raise UserError(
             f"{name}: {python} does not belong to an environment created by setup.yml, "
@@ -118,22 +122,30 @@ def _environment(
 
 
 def _locked(
-    environments: Mapping[str, TensorFlowEnvironment], args: Args, script_folder: Path
+    environments: Mapping[str, Environment], args: Args, script_folder: Path
 ) -> Packages | None:
-    """Return the locked packages, or None if TensorFlow's environments have all of them."""
+    """Return the locked packages, or None if the hosts' environments have all of them."""
     asked = requested.read(requested.find(str(args["requirements"]), script_folder))
     pythons: dict[str, list[str]] = {}
     bases: dict[str, Path] = {}
+    frameworks: dict[str, list[str]] = {}
     for name, environment in environments.items():
         pythons.setdefault(environment["python_series"], []).append(name)
         base = _base(args, environment)
         if hashlib.sha256(base.read_bytes()).hexdigest() != environment["lock_sha256"]:
             raise UserError(
-                f"{name}: TensorFlow's environment in {environment['root']} was installed "
-                f"from a different lock than {base}: run "
+                f"{name}: the environment in {environment['root']} was installed from a "
+                f"different lock than {base}: run "
                 f"`{suggestions.command('setup', tags='tensorflow')}` first"
             )
         bases[environment["variant"]] = base
+        frameworks.setdefault(environment["framework"], []).append(name)
+    if len(frameworks) > 1:
+        each = "; ".join(f"{found} on {names_of(hosts)}" for found, hosts in frameworks.items())
+        raise UserError(
+            f"the hosts' environments are of different frameworks: {each}. Set the same "
+            "train_job_framework for all of them, or the same train_job_python"
+        )
     send_all = bool(args["send_wheels"])
     lock = locks.make(asked, [*bases.values()], pythons, locks.cache_folder(), send_all=send_all)
     text = lock.requirements.read_bytes()
@@ -150,11 +162,11 @@ def _locked(
     }
 
 
-def _base(args: Args, environment: TensorFlowEnvironment) -> Path:
+def _base(args: Args, environment: Environment) -> Path:
     own = str(args["tensorflow_requirements"] or "")
-    if own:
+    if own and environment["framework"] != "none":
         return Path(args["playbook_dir"], Path(own).expanduser())
-    return _LOCKS / f"{environment['variant']}.txt"
+    return _LOCKS / _LOCK_NAMES[environment["framework"]].format(environment["variant"])
 
 
 def _missing(hosts: FactsByHost, script_folder: Path) -> list[str]:
@@ -178,7 +190,7 @@ def _missing(hosts: FactsByHost, script_folder: Path) -> list[str]:
 
 def _warning(modules: list[str], names: tuple[str, ...], asked: Requested | None) -> str:
     are = "is" if len(modules) == 1 else "are"
-    named = f"{' and '.join(modules)} {are} not installed on {login_failures.names_of(names)}"
+    named = f"{' and '.join(modules)} {are} not installed on {names_of(names)}"
     packages = [package_of(module, asked) for module in modules]
     listed = {line.requirement.name for line in asked.packages} if asked else set()
     if asked and listed.issuperset(packages):

@@ -62,6 +62,12 @@ def default_of(name: str) -> Any:
     return _read("defaults/main.yml")[name]
 
 
+def default_python(framework: str) -> str:
+    """Return the role's default of ``train_job_python`` for a framework."""
+    pythons: dict[str, str] = _read("vars/main.yml")["__train_job_pythons"]
+    return pythons.get(framework, pythons["tensorflow"])
+
+
 @functools.cache
 def options() -> tuple[dict[str, Option], set[str]]:
     """Return the options of the entry point ``main``, and the option names of all entry points."""

@@ -24,12 +24,14 @@ _LEAVING = 5.0
 #: reason for which its ranks are stopped.
 _GROWS = "the job grows: "
 _STOPPED_TO_GROW = f"was stopped because {_GROWS}"
-#: Messages of TensorFlow about a lost rank, and of train/worker.py about an unreachable one.
+#: Messages of TensorFlow and JAX about a lost rank, and of train/worker.py about one that does not
+#: answer.
 _NAMED_AS_LOST = re.compile(
     r"TrainingError: (?:lost contact with (?P<lost>\w+-[0-9]+(?:, \w+-[0-9]+)*):"
     r"|(?P<mute>\w+-[0-9]+) \(\S+\) was unresponsive)"
     r"|(?:remote target|heartbeat\w*\)?:?|timed? ?out|task) /job:(?P<job>\w+)/(?:replica:[0-9]+/)?"
     r"task:(?P<index>[0-9]+)"
+    r"|\bTask (?P<process>[0-9]+) heartbeat timeout"
 )
 
 
@@ -65,7 +67,9 @@ def named_by(view: View) -> set[str]:
     named: set[str] = set()
     lines = [view.state.get("reason") or "", *view.tail]
     for match in _NAMED_AS_LOST.finditer("\n".join(lines)):
+        of_jax = match["process"] or (match["job"] == "jax_worker" and match["index"])
         one = match["mute"] or f"{match['job']}-{match['index']}"
+        one = f"worker-{of_jax}" if of_jax else one
         named.update(match["lost"].split(", ") if match["lost"] else [one])
     return named - {view.target.task}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -43,7 +44,18 @@ _SECONDARY = re.compile(
     r"UnavailableError|AbortedError|CancelledError|DeadlineExceededError|coordination service|"
     r"CoordinationService|heartbeat|Connection reset by peer|Socket closed|Connection refused|"
     r"failed to connect to all addresses|Barrier|barrier|recvmsg|"
-    r"TrainingError: \S+ \(\S+\) was unresponsive",
+    r"TrainingError: \S+ \(\S+\) was unresponsive|"
+    # gloo, with which JAX and PyTorch exchange data of CPUs, and NCCL
+    r"\bgloo/transport/|\bGloo [\w-]+ failed|Connection closed by (?:remote )?peer|"
+    r"ncclRemoteError|remote process exit|collective operation timeout|"
+    # PyTorch's store and JAX's service, to which all ranks connect
+    r"Did the remote server shutdown or crash|DistStoreError|DistNetworkError|"
+    r"GetKeyValue\(\) timed out|(?:sendBytes|recvValue) failed",
+)
+#: Messages with which JAX and NCCL abort the process of a rank that lost another one.
+_ABORTED = re.compile(
+    r"the JAX distributed service detected fatal errors|collective operation timeout|"
+    r"taking the entire process down"
 )
 #: The same if another rank was asked to end; see train/training/loop.py.
 _WITH_ANOTHER = "ends with another rank, asked to end"
@@ -305,6 +317,8 @@ def is_secondary(view: View) -> bool:
     if view.state.get("stuck_in_framework"):
         return True
     exit_code = view.state.get("exit_code")
+    if exit_code == -signal.SIGABRT:
+        return any(_ABORTED.search(line) for line in view.end_of_log)
     if exit_code is None or exit_code < 0:
         return False
     if exit_code in TERMINATED:

@@ -70,6 +70,30 @@ def test_healthy_hosts_have_no_findings() -> None:
 
 
 @pytest.mark.parametrize(
+    ("framework", "changed", "what"),
+    [
+        ("jax", {"packages": {"python": "3.11", "jax": "0.10.2"}}, "differs-jax"),
+        ("jax", {"packages": {"python": "3.11"}, "imported": {}}, "no-jax"),
+        ("jax", {"imported": {"error": "ImportError"}}, "jax-broken"),
+        ("torch", {"packages": {"python": "3.11"}, "imported": {}}, "no-torch"),
+        ("none", {"packages": {"python": "3.11"}, "imported": {}}, ""),
+        ("none", {"python_error": "there is no interpreter"}, "no-environment"),
+    ],
+)
+def test_the_environment_of_another_framework(
+    framework: str, changed: dict[str, Any], what: str
+) -> None:
+    found = examined(3)
+    for checkup in found["checkups"].values():
+        checkup["framework"] = framework
+        checkup["packages"][framework] = "1.0"
+        checkup["imported"] = {"version": "1.0", "seconds": 2.0}
+    assert bad(found) == []
+    found["checkups"]["host-1"] |= changed
+    assert [one[1] for one in bad(found) if one[0] == "fail"] == [*filter(None, [what])]
+
+
+@pytest.mark.parametrize(
     ("changed", "severity", "what"),
     [
         ({"python_error": "there is no interpreter"}, "fail", "no-environment"),

@@ -20,6 +20,16 @@ keras==3.15.1 \\
 tensorflow-cpu==2.21.0 \\
     --hash=sha256:03
 """
+JAX_BASE = """\
+jax==0.10.2 \\
+    --hash=sha256:00
+keras==3.15.1 \\
+    --hash=sha256:01
+numpy==2.0.1 \\
+    --hash=sha256:02
+"""
+#: Without a framework.
+BARE = "# no packages\n"
 WHEELS = {
     "numpy-2.0.1-py3-none-any": "",
     "numpy-2.2.0-py3-none-any": "",
@@ -29,6 +39,13 @@ WHEELS = {
     "compiled-1.0-cp311-cp311-manylinux_2_17_x86_64": "",
     "extended-1.0-py3-none-any": "Provides-Extra: more\nRequires-Dist: alpha; extra == 'more'",
     "trains-1.0-py3-none-any": "Requires-Dist: tensorflow>=2",
+    "tensorflow-2.21.0-py3-none-any": "",
+    "tensorflow_cpu-2.21.0-py3-none-any": "",
+    "jax-0.10.2-py3-none-any": (
+        "Provides-Extra: cuda12\nRequires-Dist: cudas; extra == 'cuda12'\n"
+        "Provides-Extra: k8s\nRequires-Dist: alpha; extra == 'k8s'"
+    ),
+    "cudas-1.0-py3-none-any": "",
 }
 
 

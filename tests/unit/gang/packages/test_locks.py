@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.unit.gang.packages.conftest import Lab
+from tests.unit.gang.packages.conftest import BARE, JAX_BASE, Lab
 from train.gang.errors import UserError
 
 
@@ -24,6 +24,50 @@ def test_nothing_is_locked_that_is_there(lab: Lab, text: str) -> None:
 
 def test_a_package_that_needs_tensorflow_gets_the_locked_one(lab: Lab) -> None:
     assert [line.split("==")[0] for line in lab.lock("trains")] == ["trains"]
+
+
+@pytest.mark.parametrize(
+    ("base", "text", "names"),
+    [
+        (JAX_BASE, "jax\nkeras\n", []),
+        (JAX_BASE, "jax[cuda12]>=0.4\nnumpy\n", []),
+        (JAX_BASE, "jax[k8s]\n", ["alpha"]),
+        (JAX_BASE, "alpha\n", ["alpha"]),
+        # TensorFlow is installed only if the script requests it by name.
+        (JAX_BASE, "trains\n", ["trains"]),
+        (JAX_BASE, "trains\ntensorflow-cpu\n", ["tensorflow-cpu", "trains"]),
+        (BARE, "trains\n", ["trains"]),
+        (BARE, "tensorflow\n", ["tensorflow"]),
+        (BARE, "jax[cuda12]\n", ["cudas", "jax"]),
+        (BARE, "alpha\nnumpy\n", ["alpha", "numpy"]),
+    ],
+)
+def test_what_other_frameworks_lack(lab: Lab, base: str, text: str, names: list[str]) -> None:
+    lab.base.write_text(base)
+    assert [line.split("==")[0] for line in lab.lock(text)] == names
+
+
+@pytest.mark.parametrize(
+    ("base", "text", "message", "way_out"),
+    [
+        (JAX_BASE, "jax==0.4", "but the environment of JAX 0.10.2 has jax 0.10.2", "lock JAX with"),
+        (JAX_BASE, "old", "newer together with the environment of JAX 0.10.2:", "lock JAX with"),
+        (
+            BARE,
+            "old\nnumpy>=2",
+            "cannot be resolved for Python 3.11 and newer: Because",
+            "; or tra",
+        ),
+    ],
+)
+def test_contradictions_name_the_framework(
+    lab: Lab, base: str, text: str, message: str, way_out: str
+) -> None:
+    lab.base.write_text(base)
+    with pytest.raises(UserError, match=re.escape(message)) as refused:
+        lab.lock(text)
+    assert way_out in str(refused.value)
+    assert "TensorFlow" not in str(refused.value)
 
 
 def test_the_same_file_gives_the_same_packages_until_it_changes(lab: Lab) -> None:

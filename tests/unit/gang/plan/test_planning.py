@@ -18,6 +18,7 @@ from train.gang.plan import planning, script_files
 NAMES = ("node-0", "node-1")
 ENVIRONMENT = {
     "root": "/opt/tf",
+    "framework": "jax",
     "variant": "cpu",
     "python_series": "3.11",
     "lock_sha256": "0",
@@ -159,7 +160,7 @@ def test_hosts_without_another_framework_are_named_if_the_script_needs_it(plans:
     plans.checks["node-1"]["lacks_framework"] = True
     plans.plan(check_mode=True)  # it imports TensorFlow only
     plans.script.write_text("import jax\n")
-    with pytest.raises(UserError, match=r"^JAX is not installed on node-1: .* an interpreter wit"):
+    with pytest.raises(UserError, match=r"^JAX is not installed on node-1: .* an interpreter with"):
         plans.plan(check_mode=True)
     for name in NAMES:
         plans.checks[name]["host"]["environment"] = ENVIRONMENT

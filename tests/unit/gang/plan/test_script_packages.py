@@ -91,7 +91,7 @@ def test_the_packages_are_in_an_environment_next_to_tensorflows() -> None:
     assert script_packages._installs(environments, packages) == {}
     missing: Any = {"name": "packages-ffffffffffff"}
     assert script_packages._installs(environments, missing) == {
-        "node-0": {"root": "/home/u/train", "variant": "cpu"}
+        "node-0": {"root": "/home/u/train", "framework": "tensorflow", "variant": "cpu"}
     }
 
 

@@ -30,6 +30,10 @@ from train.host.progress_records import Progress
         "UnavailableError: Additional GRPC error information from remote target "
         "/job:worker/replica:0/task:1 while calling /tensorflow.WorkerService/RecvBuf:",
         "The following tasks are unhealthy (stopped sending heartbeats): task /job:worker/task:1",
+        "INTERNAL: Barrier failed because: task is set to ERROR: UNAVAILABLE: Task 1 heartbeat "
+        "timeout. This indicates that the remote task has failed",
+        "UNAVAILABLE: /job:jax_worker/replica:0/task:1 heartbeat timeout: remote target "
+        "/job:jax_worker/replica:0/task:1",
         "TrainingError: lost contact with worker-1: UnavailableError: Socket closed",
         "TrainingError: worker-1 (10.0.0.2:12345) was unresponsive for 10 s",
     ],

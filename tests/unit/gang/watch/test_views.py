@@ -108,6 +108,47 @@ def test_an_error_of_tensorflow_about_the_ranks_own_work_is_its_own(
     assert is_secondary(fallen("worker-1", LOST, reason=reason)) is secondary
 
 
+@pytest.mark.parametrize(
+    ("error", "secondary"),
+    [
+        (
+            "ValueError: UNKNOWN: Gloo all-reduce failed: [external/gloo/gloo/transport/tcp/"
+            "pair.cc:538] Read error [127.0.0.1]:2952: Connection reset by peer",
+            True,
+        ),
+        (
+            "RuntimeError: [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] "
+            "Connection closed by peer [127.0.0.1]:11181. This is typically caused by a remote "
+            "worker crashing.",
+            True,
+        ),
+        ("torch.distributed.DistStoreError: wait timeout after 60000ms, keys: /x", True),
+        ("RuntimeError: mat1 and mat2 shapes cannot be multiplied (64x10 and 784x32)", False),
+        ("ValueError: the data of step 40 is bad", False),
+        ("jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Out of memory", False),
+    ],
+)
+def test_errors_of_jax_and_pytorch_about_another_rank(error: str, secondary: bool) -> None:
+    assert is_secondary(fallen("worker-1", reason=f"exited with code 1: {error}")) is secondary
+
+
+@pytest.mark.parametrize(
+    ("line", "secondary"),
+    [
+        (
+            "F1127 21:05:09.019610    9796 client.h:80] Terminating process because the JAX "
+            "distributed service detected fatal errors. This most likely indicates that another "
+            "task died; see the other task logs for more details.",
+            True,
+        ),
+        ("F1127 21:05:09.019610    9796 array.h:80] Check failed: size > 0", False),
+    ],
+)
+def test_whether_jax_aborted_a_rank_because_of_another(line: str, secondary: bool) -> None:
+    failed = fallen("worker-1", "Epoch 1/2", line, "Fatal Python error: Aborted", exit_code=-6)
+    assert is_secondary(failed) is secondary
+
+
 BAR = "".join(f"{8 * chr(8)}\r{step}/30 - loss: {1 / step:.4f}" for step in range(1, 31))
 TRACE = 'Traceback (most recent call last):\n  File "main.py", line 3, in <module>\n'
 
