@@ -54,6 +54,7 @@ class HostFacts(_HostFacts, total=False):
     """Facts about a host that matter to a rank. Jobs of older versions lack the last ones."""
 
     versions: Dict[str, str]  # of the packages of the job's framework, except TensorFlow's
+    gloo_address: str  # with JAX: the address on which gloo listens; empty if there is none
 
 
 class OtherPython(TypedDict):

@@ -13,6 +13,7 @@ from typing import Any, Dict, List, Tuple
 from . import (
     environments,
     frameworks,
+    gloo,
     gpus,
     host_facts,
     leases,
@@ -292,6 +293,8 @@ def check(params: Params) -> CallResult:
         "gpus_busy": busy,
         "lease_dir": lease_dir,
     }
+    if framework == frameworks.JAX:
+        host["gloo_address"] = gloo.own_address()
     earlier: List[str] = []
     if int(params["attempt"]) > 1:
         earlier = ranks.find(root, params["host"], job, params["beside"], params["names"])

@@ -597,8 +597,8 @@ _ABORTS = re.compile(
     + r"^%s[\d:.]+ +\d+ (?P<log>.+)|" % log_shapes.ABSL.format(level="F")
     + r"^%s(?P<old>.+)|" % log_shapes.NATIVE.format(level="F")
     + r"^(?P<libc>(?:free|malloc|realloc|munmap_chunk)\(\): .+|double free or corruption.*|"
-    r"corrupted .+|\*\*\* .+ \*\*\*.*|.*: Assertion `.*' failed\.?|LLVM ERROR: .+|"
-    r"terminate called .+|(?:FATAL|CRITICAL):.+)$"
+    r"corrupted .+|\*\*\* (?!Check failure stack).+ \*\*\*.*|.*: Assertion `.*' failed\.?|"
+    r"LLVM ERROR: .+|terminate called .+|(?:FATAL|CRITICAL):.+)$"
 )
 
 

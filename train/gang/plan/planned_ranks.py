@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from train.gang import suggestions
 from train.gang.errors import UserError
 from train.gang.job_records import PlannedRank
+from train.gang.login_failures import names_of
 from train.host import frameworks, records
 from train.host.host_facts import HostFacts
 
@@ -125,6 +126,27 @@ def _check_versions(hosts: FactsByHost, framework: str) -> None:
             "interpreters with the same version"
         )
         raise UserError(f"the hosts have different versions of {name} ({found}): {remedy}")
+
+
+def check_gloo(ranks: Sequence[PlannedRank], hosts: FactsByHost) -> None:
+    """Raise UserError if ranks of JAX on CPUs could not be reached by those of other machines.
+
+    With JAX, gloo always listens on the address to which the host's name resolves.
+    """
+    if len({hosts[rank["host"]]["machine"] for rank in ranks}) == 1:
+        return
+    addresses = {
+        rank["host"]: hosts[rank["host"]].get("gloo_address", "")
+        for rank in ranks
+        if not rank["gpus"]
+    }
+    unreachable = [host for host, address in addresses.items() if address.startswith("127.")]
+    if unreachable:
+        raise UserError(
+            f"the ranks on {names_of(unreachable)} could not exchange data with the others: the "
+            f"host's own name resolves to {addresses[unreachable[0]]}, on which JAX would listen. "
+            "Map the name to the host's address in its /etc/hosts"
+        )
 
 
 def keep_checkpoints(

@@ -38,6 +38,9 @@ from train.gang.variables import job_variables, script_environment
 from train.host import frameworks, json_files, rank_files, records
 from train.host.preflight import INSTALLS
 
+#: The variable with which a script chooses another library than gloo.
+COLLECTIVES = "JAX_CPU_COLLECTIVES_IMPLEMENTATION"
+
 
 def check_variables(play: connections.Play, args: Args) -> dict[str, object]:
     """Check the variables of all hosts. Raise UserError with all problems.
@@ -99,6 +102,9 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
     framework = str(args["variables"]["framework"])
     ranks = planned_ranks.plan_ranks(groups, hosts, framework)
     gpu_assignment.share(ranks, hosts, play.machine_of)
+    names_of_variables = args["variables"]["environment_names"]
+    if framework == frameworks.JAX and COLLECTIVES not in names_of_variables:
+        planned_ranks.check_gloo(ranks, hosts)
     configs = {rank["host"]: json.loads(args["tf_config"][rank["host"]]) for rank in ranks}
     rank_environments = {rank["host"]: args["rank_environments"][rank["host"]] for rank in ranks}
     checked = {

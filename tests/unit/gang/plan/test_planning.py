@@ -191,6 +191,17 @@ def test_what_a_plan_notes_about_another_framework(plans: Plans) -> None:
         plans.plan(check_mode=True)
 
 
+def test_hosts_on_which_jax_could_not_be_reached_are_refused(plans: Plans) -> None:
+    plans.framework = "jax"
+    plans.checks["node-0"]["host"]["gloo_address"] = "10.0.0.1"
+    plans.checks["node-1"]["host"]["gloo_address"] = "127.0.1.1"
+    with pytest.raises(UserError, match=r"^the ranks on node-1 .* resolves to 127\.0\.1\.1, on "):
+        plans.plan(check_mode=True)
+    plans.checks["node-1"]["host"]["machine"] = "node-0"  # loopback is enough on one machine
+    plans.checks["node-1"]["host"]["port"] = 12346
+    plans.plan(check_mode=True)
+
+
 def test_a_script_without_tensorflow_needs_none(plans: Plans) -> None:
     plans.checks["node-1"]["lacks_framework"] = True
     plans.script.write_text("print('hello')\n")
