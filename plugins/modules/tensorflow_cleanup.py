@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Ansible module: remove old TensorFlow environments.
+"""Ansible module: remove old environments of frameworks.
 
 Standard library only, Python 3.8 or newer: it runs with the host's python3.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 ---
 module: tensorflow_cleanup
-short_description: Remove TensorFlow environments that are not in use
+short_description: Remove environments of frameworks that are not in use
 description:
   - Removes environments under C(ROOT/venvs) that are neither needed nor used.
   - Keeps environments that a running process of the machine uses. Without O(everything), it also

@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Ansible module: facts about a host that decide which TensorFlow it gets.
+"""Ansible module: facts about a host that decide which environment it gets.
 
 Standard library only, Python 3.8 or newer: it runs with the host's python3.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 ---
 module: tensorflow_host
-short_description: Describe a host and its TensorFlow environments
+short_description: Describe a host and its environments
 description:
   - Reports facts, which the role tensorflow evaluates. Nothing is changed.
 options:

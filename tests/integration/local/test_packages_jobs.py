@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import wheels
-from tests.support.lab import Command, Lab
+from tests.support.lab import Command, Lab, Labs
 from tests.support.lab import run as run_command
 
 pytestmark = pytest.mark.tensorflow
@@ -29,8 +29,13 @@ for step in range(1, 4):
 
 @pytest.fixture
 def script(tmp_path: Path, lab: Lab) -> Path:
-    """Return a script that needs a package which no index has."""
+    """Return a script that needs a package which no index has, and TensorFlow."""
     lab.doubtful = True  # it forms no gang
+    return make_script(tmp_path, "tensorflow", "trainpack")
+
+
+def make_script(tmp_path: Path, *requirements: str) -> Path:
+    """Return a script with a ``requirements.txt``. A wheel of ``trainpack`` is in a folder."""
     folder = tmp_path / "script"
     index = tmp_path / "index"
     folder.mkdir()
@@ -38,8 +43,8 @@ def script(tmp_path: Path, lab: Lab) -> Path:
     # A name that only this test uses, because environments are named after their packages.
     wheels.write(index, "trainpack-1.0-py3-none-any", code=f"NAME = {str(tmp_path)!r}\n")
     (folder / "main.py").write_text(SCRIPT)
-    text = f"--no-index\n--find-links {index}\ntensorflow\ntrainpack\n"
-    (folder / "requirements.txt").write_text(text)
+    lines = ["--no-index", f"--find-links {index}", *requirements]
+    (folder / "requirements.txt").write_text("\n".join(lines) + "\n")
     return folder
 
 
@@ -101,6 +106,37 @@ def test_packages_are_installed_once_and_go_with_the_last_job(lab: Lab, script: 
         assert cleaned.returncode == 0, cleaned.stderr
         assert not state.exists()
         assert environment.exists() is stays
+
+
+def test_without_a_framework_only_the_requested_packages_are_installed(
+    local_lab: Labs, tmp_path: Path
+) -> None:
+    lab = local_lab()
+    lab.doubtful = True
+    root = tmp_path / "environments"
+    lab.variables |= {
+        "train_job_framework": "torch",
+        "train_job_python": f"{root}/venv-bare/bin/python",
+        "tensorflow_root": str(root),
+    }
+    script = make_script(tmp_path, "trainpack")
+    run = ("--script", str(script), "--requirements", "--job")
+    command = Command(*lab.words("run", *run, "early"))
+    out, err = command.process.communicate(timeout=300)
+    assert command.process.returncode == 2
+    assert "-e train_job_framework=torch" in out + err
+    assert "--tags tensorflow` to create it, or set train_job_python" in out + err
+
+    done = lab.playbook("setup.yml", setup_roles=["tensorflow"])
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "Install the base environment: changed on worker0" in done.stdout
+    ended = lab.run(*run, "night")
+    assert ended.code == 0, ended.error
+    assert "trainpack" in (lab.runs_dir / "night/logs/worker-0.log").read_text()
+    installed = {path.name for path in root.glob("packages-*/lib/python3*/site-packages/*")}
+    assert installed - {"__pycache__"} == {
+        *("trainpack", "trainpack-1.0.dist-info", "tensorflow.pth")
+    }
 
 
 @pytest.mark.soak

@@ -195,14 +195,16 @@ def _require_framework(
         script.path == script_files.WORKER or script_imports.needs(framework, entry, files)
     ):
         name = frameworks.NAMES[framework]
-        install = f"{suggestions.filled(INSTALLS[framework])}, or " if framework in INSTALLS else ""
+        install = f"list {framework} in the script's requirements.txt and pass --requirements"
+        if framework in INSTALLS:
+            install = suggestions.filled(INSTALLS[framework])
         raise UserError(
             "; ".join(
                 f"{name} is not installed on {names_of(names)}: {python} cannot import "
                 f"it, but {script.path.name} needs it"
                 for python, names in lacking.items()
             )
-            + f". Remedy: {install}set train_job_python to an interpreter with {name}"
+            + f". Remedy: {install}, or set train_job_python to an interpreter with {name}"
         )
 
 
