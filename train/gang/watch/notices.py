@@ -52,7 +52,7 @@ class Notices:
         is_going_on = any(other.phase in records.ALIVE_PHASES for other in self._training)
         if view.state.get("alone") and not view.target.non_training and is_going_on:
             about = f"{view.target.task} ({view.target.host})"
-            remedy = causes.CAUSES[cause_names.ALONE].remedy
+            remedy = causes.remedy_of(cause_names.ALONE, view.target.framework)
             text = f"{about} {doubts.TRAINED_ALONE}; {remedy}"
             self._journal.notice("alone", text, view, once=view.target.task)
 
