@@ -6,7 +6,7 @@ docs/formats.md describes every field. Records that hosts also write are in trai
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict, cast
+from typing import Any, TypedDict, cast
 
 from train.host import json_files
 from train.host.host_facts import HostFacts
@@ -44,16 +44,19 @@ class Packages(TypedDict):
     sends_wheels: bool  # whether hosts get wheels from the control node
 
 
-class Attempt(TypedDict):
-    """An attempt in the manifest."""
-
+class _Attempt(TypedDict):
     attempt: int
     planned_at: float
     claim: str
     staged: bool
     ranks: dict[str, str]
     left_out: dict[str, str]
-    grown: NotRequired[bool]  # whether the previous attempt was ended to continue with more hosts
+
+
+class Attempt(_Attempt, total=False):
+    """An attempt in the manifest. Jobs of older versions lack the last fields."""
+
+    grown: bool  # whether the previous attempt was ended to continue with more hosts
 
 
 class Policy(TypedDict):

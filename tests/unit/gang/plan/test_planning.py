@@ -55,6 +55,7 @@ class Plans:
             for n, name in enumerate(NAMES)
         }
         return {
+            "grown": False,
             "placement": {"groups": groups, "hosts": NAMES, "left_out": {}},
             "variables": {
                 "framework": self.framework,
