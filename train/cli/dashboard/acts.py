@@ -86,10 +86,16 @@ class Acts:
     Args:
         inventory: the options of the dashboard's command line.
         variables: its variables.
+        program: the words that run ``train``.
     """
 
-    def __init__(self, inventory: AnsibleOptions, variables: Variables) -> None:
-        self._inventory, self._variables = inventory, variables
+    def __init__(
+        self,
+        inventory: AnsibleOptions,
+        variables: Variables,
+        program: Sequence[str] = (sys.executable, "-m", "train"),
+    ) -> None:
+        self._inventory, self._variables, self._program = inventory, variables, program
         self._acts: dict[int, Act] = {}
         self._lock = threading.Lock()
 
@@ -140,7 +146,7 @@ class Acts:
             with Scratch("dashboard") as folder:
                 given = [words[0], *self._options(job, folder), *words[1:]]
                 act.process = subprocess.Popen(
-                    [sys.executable, "-m", "train", *given],
+                    [*self._program, *given],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,

@@ -211,7 +211,7 @@ def _row_of(
         if not has_ended
         else str(len(ranks)),
         hosts=list(dict.fromkeys(str(rank["host"]) for rank in ranks)),
-        step=", ".join(lines.counts(progress, "step", "epoch")) if not is_final else "",
+        step=_position(progress, result if is_final else None),
         part=part_of(progress) if not has_ended else None,
         left=time_left(local.events) if followed else "",
         cause=result["message"].split("\n")[0] if is_final and result else "",
@@ -219,6 +219,13 @@ def _row_of(
         is_here=True,
         needs_attach=not has_ended and not followed and state not in (WAITING, UNKNOWN),
     )
+
+
+def _position(progress: Progress, result: ResultRecord | None) -> str:
+    """Return the step and epoch of a job or, once it has ended, its last metrics."""
+    if result is not None:
+        return lines.metrics({"metrics": result.get("metrics")}, approximate=False)
+    return ", ".join(lines.counts(progress, "step", "epoch"))
 
 
 def _remote_row(job: Mapping[str, Any], waiting: str) -> JobRow:

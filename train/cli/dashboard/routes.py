@@ -257,11 +257,8 @@ class Routes:
 
     # Answers.
 
-    def _page(
-        self, request: Request, template: str, status: int = 200, **values: Any
-    ) -> HTMLResponse:
-        cookie = getattr(request.state, "cookie", "")
-        return HTMLResponse(self._pages.render(template, cookie, **values), status)
+    def _page(self, request: Request, template: str, **values: Any) -> HTMLResponse:
+        return HTMLResponse(self._pages.render(template, request.state.cookie, **values))
 
     def _updates(
         self, name: str, compute: Callable[[], Mapping[str, object]], interval: float
@@ -299,26 +296,25 @@ class Routes:
         return FileResponse(str(path), filename=name, media_type=kind, headers=headers)
 
     async def _http_error(self, request: Request, error: HTTPException) -> Response:
-        return self._error(request, error.status_code, str(error.detail))
+        return self._error(error.status_code, str(error.detail))
 
     async def _unknown(self, request: Request, error: UnknownError) -> Response:
-        return self._error(request, 404, str(error))
+        return self._error(404, str(error))
 
     async def _refused(self, request: Request, error: UserError) -> Response:
-        return self._error(request, 409, str(error))
+        return self._error(409, str(error))
 
     async def _damaged(self, request: Request, error: Exception) -> Response:
         message = f"The files for this page are damaged: {type(error).__name__}: {error}"
-        return self._error(request, 500, message)
+        return self._error(500, message)
 
     def refuse(self, status: int, message: str) -> Response:
         """Return the page for a refused request."""
         values = {"status": status, "message": message}
         return HTMLResponse(self._pages.render("error.html.j2", **values), status)
 
-    def _error(self, request: Request, status: int, message: str) -> Response:
-        text = plain_text.clean(message, 500)
-        return self._page(request, "error.html.j2", status, status=status, message=text)
+    def _error(self, status: int, message: str) -> Response:
+        return self.refuse(status, plain_text.clean(message, 500))
 
 
 def _to(act: Act) -> Response:

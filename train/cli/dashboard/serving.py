@@ -30,7 +30,7 @@ PORT, PORTS = 8787, 20
 _CONNECTIONS, _END_S = 200, 3
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """A server whose signals are handled here."""
 
     @contextlib.contextmanager
@@ -42,26 +42,10 @@ class _Server(uvicorn.Server):
 def serve(args: Namespace, variables: Variables) -> int:
     """Serve the dashboard until it is interrupted."""
     rules = _access_of(args, variables)
-    listener = _listen(rules.bind, args.port)
+    listener = listen(rules.bind, args.port)
     port = listener.getsockname()[1]
     hosts = HostFollower(args.inventory, variables)
-    acts = Acts(args.inventory, variables)
-    pages = Pages(rules, hosts, acts, variables)
-    routes = Routes(pages, hosts, acts)
-    app = Guard(routes.application(), rules, port, routes.refuse)
-    server = _Server(
-        uvicorn.Config(
-            app,
-            http="h11",
-            ws="none",
-            log_level="warning",
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            limit_concurrency=_CONNECTIONS,
-            timeout_graceful_shutdown=_END_S,
-        )
-    )
+    server, routes = server_of(rules, hosts, Acts(args.inventory, variables), variables, port)
 
     def end(signum: int, frame: Any) -> None:
         routes.is_closing = server.should_exit = True
@@ -77,6 +61,27 @@ def serve(args: Namespace, variables: Variables) -> int:
     return Exit.COMPLETED
 
 
+def server_of(
+    rules: access.Access, hosts: HostFollower, acts: Acts, variables: Variables, port: int
+) -> tuple[Server, Routes]:
+    """Return a server, and its routes, whose streams end when they are told to."""
+    pages = Pages(rules, hosts, acts, variables)
+    routes = Routes(pages, hosts, acts)
+    app = Guard(routes.application(), rules, port, routes.refuse)
+    config = uvicorn.Config(
+        app,
+        http="h11",
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        limit_concurrency=_CONNECTIONS,
+        timeout_graceful_shutdown=_END_S,
+    )
+    return Server(config), routes
+
+
 def _access_of(args: Namespace, variables: Variables) -> access.Access:
     """Return who may use the dashboard. Raise UserError if an address lacks a password."""
     password = ""
@@ -90,7 +95,7 @@ def _access_of(args: Namespace, variables: Variables) -> access.Access:
     return access.Access(token, password, args.bind or access.LOOPBACK, args.read_only)
 
 
-def _listen(address: str, port: int | None) -> socket.socket:
+def listen(address: str, port: int | None) -> socket.socket:
     """Return a listening socket on a port, or on the first free one.
 
     Raise UserError if there is none.
