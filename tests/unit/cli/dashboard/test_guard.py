@@ -61,7 +61,7 @@ def test_the_token_opens_a_session_that_other_sites_cannot_use(client: Client) -
     assert "script-src 'self';" in policy
     assert "default-src 'none'" in policy
     assert page.headers["x-content-type-options"] == "nosniff"
-    assert page.headers["referrer-policy"] == "no-referrer"
+    assert page.headers["referrer-policy"] == "same-origin"
     assert page.headers["cache-control"] == "no-store"
     assert "<script>" not in page.text
 
