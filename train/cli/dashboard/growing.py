@@ -22,8 +22,10 @@ from train.gang.job_records import (
 from train.host import plain_text, progress_records
 from train.host.progress_records import Progress
 
-#: Records to keep of all ranks together, and at least of each rank.
-_KEPT, _KEPT_LEAST = 8_000, 200
+#: About how many records of progress to keep of all ranks, and at least of each rank; likewise for
+#: records of load.
+_PROGRESS, _PROGRESS_LEAST = 3_000, 60
+_LOAD, _LOAD_LEAST = 1_500, 30
 _Record = TypeVar("_Record")
 
 
@@ -99,7 +101,8 @@ class _AttemptReader:
 
     def __init__(self, folder: Path, number: int, planned_at: float | None, ranks: int) -> None:
         self._folder, self._number, self._planned_at = folder, number, planned_at
-        self._most = max(_KEPT_LEAST, _KEPT // max(1, ranks))
+        self._most = max(_PROGRESS_LEAST, _PROGRESS // max(1, ranks))
+        self._most_load = max(_LOAD_LEAST, _LOAD // max(1, ranks))
         self._progress: dict[str, Records[Progress]] = {}
         self._load: dict[str, Records[Load]] = {}
         self._first: int | None = None
@@ -112,7 +115,8 @@ class _AttemptReader:
                 self._progress[path.stem] = reader
         for path in self._folder.glob(f"{LOAD_DIR}/*.jsonl"):
             if path.stem not in self._load:
-                self._load[path.stem] = Records(path, report.loads_of, lambda _: None, self._most)
+                reader = Records(path, report.loads_of, lambda _: None, self._most_load)
+                self._load[path.stem] = reader
         grown = [reader.read() for reader in (*self._progress.values(), *self._load.values())]
         return any(grown)
 
