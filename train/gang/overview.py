@@ -25,7 +25,7 @@ OVERVIEW_FILE = "overview.json"
 #: The program of train/host that answers, and the purpose of the connections.
 _PROGRAM = "usage"
 #: Seconds between two attempts to reach a host, and between two looks for new answers.
-_RETRY_S, _LOOK_S = 2.0, 0.25
+_RETRY_S, _LOOK_S = 1.0, 0.25
 
 
 class HostState(TypedDict):

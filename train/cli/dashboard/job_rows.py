@@ -203,13 +203,12 @@ def _row_of(
         state = str(remote["state"])
         progress = remote["progress"] or progress
     has_ended = state in ENDED
+    number_alive = len(alive) if followed or remote is None else remote["alive"]
     return JobRow(
         job=job,
         state=state,
         owner=(remote or {}).get("owner") or local.owner,
-        ranks=f"{len(alive) if followed else (remote or {}).get('alive', 0)} of {len(ranks)}"
-        if not has_ended
-        else str(len(ranks)),
+        ranks=str(len(ranks)) if has_ended else f"{number_alive} of {len(ranks)}",
         hosts=list(dict.fromkeys(str(rank["host"]) for rank in ranks)),
         step=_position(progress, result if is_final else None),
         part=part_of(progress) if not has_ended else None,
@@ -224,7 +223,8 @@ def _row_of(
 def _position(progress: Progress, result: ResultRecord | None) -> str:
     """Return the step and epoch of a job or, once it has ended, its last metrics."""
     if result is not None:
-        return lines.metrics({"metrics": result.get("metrics")}, approximate=False)
+        metrics = result.get("metrics") or {}
+        return ", ".join(f"{name} {lines.number(value)}" for name, value in metrics.items())
     return ", ".join(lines.counts(progress, "step", "epoch"))
 
 
@@ -234,7 +234,7 @@ def _remote_row(job: Mapping[str, Any], waiting: str) -> JobRow:
         job=job["job"],
         state=WAITING if waiting else job["state"],
         owner=job["owner"],
-        ranks=f"{job['alive']} of {job['total']}",
+        ranks=str(job["total"]) if job["state"] in ENDED else f"{job['alive']} of {job['total']}",
         hosts=job["hosts"],
         step=", ".join(lines.counts(job["progress"], "step", "epoch")),
         part=part_of(job["progress"]) if job["state"] not in ENDED else None,
