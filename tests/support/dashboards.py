@@ -20,7 +20,7 @@ from train.cli.dashboard import serving
 from train.cli.dashboard.access import LOOPBACK, Access
 from train.cli.dashboard.acts import Acts
 from train.cli.dashboard.hosts import NOTHING
-from train.gang.overview import Listed
+from train.gang.job_records import Listed
 
 TOKEN = "t" * 43
 PASSWORD = "a long password"

@@ -11,38 +11,19 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from train.gang import connections, launcher, listing, reports
 from train.gang.connections import Args
 from train.gang.errors import UserError
+from train.gang.job_records import OVERVIEW_FILE, HostState, Listed
 from train.host import json_files, plain_text
 from train.host.records import ListedJob
-from train.host.usage import Held, Usage
 
-#: The file in the dashboard's folder.
-OVERVIEW_FILE = "overview.json"
 #: The program of train/host that answers, and the purpose of the connections.
 _PROGRAM = "usage"
 #: Seconds between two attempts to reach a host, and between two looks for new answers.
 _RETRY_S, _LOOK_S = 1.0, 0.25
-
-
-class HostState(TypedDict):
-    """The last known state of an inventory host."""
-
-    answered_at: float | None  # time of the last answer; None before the first one
-    error: str  # why the last question was not answered; empty if it was
-    usage: Usage | None
-    holds: list[Held]
-
-
-class Listed(TypedDict):
-    """The overview in the file."""
-
-    at: float
-    hosts: dict[str, HostState]
-    jobs: list[dict[str, Any]]  # see listing.public, with the field ``owner``
 
 
 @dataclass

@@ -13,6 +13,7 @@ import pytest
 from tests.support.bare_ranks import wait_until
 from train.gang import overview
 from train.gang.errors import UnreachableError, UserError
+from train.gang.job_records import OVERVIEW_FILE
 from train.host import usage
 
 USED = {
@@ -53,7 +54,7 @@ def answer(**more: Any) -> dict[str, Any]:
 def followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function that follows a play, and one that returns what was written."""
     monkeypatch.setattr(overview, "_RETRY_S", 0.02)
-    path = tmp_path / overview.OVERVIEW_FILE
+    path = tmp_path / OVERVIEW_FILE
     begun: list[overview.Overview] = []
 
     def follow(play: Any) -> Any:

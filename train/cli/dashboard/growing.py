@@ -115,9 +115,10 @@ class _AttemptReader:
                 self._progress[path.stem] = reader
         for path in self._folder.glob(f"{LOAD_DIR}/*.jsonl"):
             if path.stem not in self._load:
-                reader = Records(path, report.loads_of, lambda _: None, self._most_load)
-                self._load[path.stem] = reader
-        grown = [reader.read() for reader in (*self._progress.values(), *self._load.values())]
+                load = Records(path, report.loads_of, lambda _: None, self._most_load)
+                self._load[path.stem] = load
+        grown = [reader.read() for reader in self._progress.values()]
+        grown += [reader.read() for reader in self._load.values()]
         return any(grown)
 
     def files(self, result: ResultRecord | None) -> report.AttemptFiles:

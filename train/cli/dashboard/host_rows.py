@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from train.cli.dashboard.hosts import LOST_S
-from train.gang.overview import HostState, Listed
+from train.gang.job_records import HostState, Listed
 from train.host.usage import Held
 
 ANSWERS, LOST, ASKED = "up", "not answering", "being asked"

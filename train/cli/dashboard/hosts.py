@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from train.cli import playbooks
 from train.cli.ansible_options import AnsibleOptions, Variables
-from train.gang.overview import OVERVIEW_FILE, Listed
+from train.gang.job_records import OVERVIEW_FILE, Listed
 from train.gang.scratch import Scratch
 from train.host import json_files
 

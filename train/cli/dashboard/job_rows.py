@@ -17,13 +17,13 @@ from train.gang.job_records import (
     EVENTS_FILE,
     MANIFEST_FILE,
     RESULT_FILE,
+    Listed,
     Manifest,
     RankEvent,
     ResultRecord,
     read_manifest,
     read_result,
 )
-from train.gang.overview import Listed
 from train.gang.watch.polling import LOCK_FILE
 from train.host import records, tail
 from train.host.progress_records import Progress

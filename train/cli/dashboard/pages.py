@@ -93,7 +93,7 @@ class Pages:
         """Return the parts of the first page."""
         self._hosts.keep()
         listed = self._hosts.listed
-        values = {
+        values: dict[str, Any] = {
             "hosts": host_rows.rows_of(listed, host_rows.last_examined(self.runs_dir)),
             "jobs": self.rows.rows(listed),
             "acts": self._acts.all()[:8],
@@ -181,7 +181,7 @@ class Pages:
             raise UnknownError(
                 f"No job {job} is known on this machine, and no host that answers has it."
             )
-        values = {
+        values: dict[str, Any] = {
             "row": self.rows.row(job, self._hosts.listed),
             "about": about,
             "acts": self._acts.of_job(job),

@@ -189,8 +189,9 @@ class Routes:
     async def compare(self, request: Request) -> Response:
         """Compare two jobs."""
         cookie = request.state.cookie
-        names = [request.query_params.get(name, "") for name in ("first", "second")]
-        return HTMLResponse(await run_in_threadpool(self._pages.comparison, *names, cookie))
+        first, second = (request.query_params.get(name, "") for name in ("first", "second"))
+        page = await run_in_threadpool(self._pages.comparison, first, second, cookie)
+        return HTMLResponse(page)
 
     async def doctor(self, request: Request) -> Response:
         """Show the doctor's last results."""
@@ -310,8 +311,8 @@ class Routes:
 
     def refuse(self, status: int, message: str) -> Response:
         """Return the page for a refused request."""
-        values = {"status": status, "message": message}
-        return HTMLResponse(self._pages.render("error.html.j2", **values), status)
+        page = self._pages.render("error.html.j2", status=status, message=message)
+        return HTMLResponse(page, status)
 
     def _error(self, status: int, message: str) -> Response:
         return self.refuse(status, plain_text.clean(message, 500))

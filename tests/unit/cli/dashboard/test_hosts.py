@@ -13,7 +13,7 @@ from train.cli import playbooks
 from train.cli.ansible_options import AnsibleOptions
 from train.cli.dashboard import hosts
 from train.cli.playbooks import PlaybookOutcome
-from train.gang.overview import OVERVIEW_FILE
+from train.gang.job_records import OVERVIEW_FILE
 
 
 class FakePlaybook:

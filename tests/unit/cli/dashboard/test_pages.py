@@ -17,7 +17,7 @@ from train.cli.dashboard import pages as dashboard_pages
 from train.cli.dashboard.access import Access
 from train.cli.dashboard.acts import Acts
 from train.cli.dashboard.pages import Pages, UnknownError
-from train.gang.overview import Listed
+from train.gang.job_records import Listed
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>{{7*7}}"
 FAILED = {
@@ -40,7 +40,7 @@ def evil_listed() -> Any:
     }
     hold = {"state": "started", "job": "x", "task": EVIL, "user": EVIL, "resources": [EVIL]}
     host = {"answered_at": time.time(), "error": "", "usage": usage, "holds": [hold]}
-    lost = {"answered_at": None, "error": EVIL, "usage": None, "holds": []}
+    lost: dict[str, Any] = {"answered_at": None, "error": EVIL, "usage": None, "holds": []}
     job = {
         **{"job": "other", "state": "failed", "owner": EVIL, "alive": 0, "total": 1},
         **{"hosts": [EVIL], "progress": {}, "started_at": 1.0},
