@@ -54,7 +54,7 @@ def main() -> int:
             take(page, "dashboard")
             page.get_by_role("link", name="night-1").click()
             page.locator("#chart-1 .plot-container").wait_for(timeout=60_000)
-            time.sleep(5)
+            time.sleep(15)
             take(page, "dashboard-job")
             browser.close()
             board.terminate()

@@ -64,6 +64,11 @@ class Act:
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
+    def output(self) -> list[str]:
+        """The last lines of the output so far, while another thread may add to them."""
+        return [*self.lines]
+
+    @property
     def outcome(self) -> str:
         """How the act ended, in words."""
         if self.code is None:
@@ -76,7 +81,7 @@ class Act:
     @property
     def address(self) -> str:
         """The address of TensorBoard in the output; empty if there is none."""
-        found = [_ADDRESS.search(line) for line in [*self.lines]]
+        found = [_ADDRESS.search(line) for line in self.output]
         return next((one.group() for one in found if one), "") if self.kind == TENSORBOARD else ""
 
 

@@ -17,6 +17,8 @@ from train.host.usage import Held
 ANSWERS, LOST, ASKED = "up", "not answering", "being asked"
 #: The words for the states of leases.
 _HELD = {"started": "in use by", "taken": "reserved for", "queued": "waited for by"}
+#: The words for the kinds of resources.
+_RESOURCES = {"port": "port", "gpu": "GPU"}
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,8 @@ def _gib(mib: int) -> str:
 
 
 def _held(one: Held) -> str:
-    what = ", ".join(one["resources"])
+    named = (resource.split("/", 1) for resource in one["resources"])
+    what = ", ".join(f"{_RESOURCES.get(kind, kind)} {name[0]}" for kind, *name in named if name)
     return f"{what} {_HELD[one['state']]} {one['task']} of {one['job']} ({one['user']})"
 
 

@@ -49,6 +49,7 @@ class JobRow:
         part: the part of its steps that is done, from 0 to 1; None if unknown.
         left: the time until its end at the current pace, as text; empty if unknown.
         cause: the first line of the reason why it failed.
+        needs_attach: whether it runs, but no process of this machine follows it.
     """
 
     job: str
@@ -240,6 +241,7 @@ def _remote_row(job: Mapping[str, Any], waiting: str) -> JobRow:
         part=part_of(job["progress"]) if job["state"] not in ENDED else None,
         cause=next((rank["reason"] for rank in job["ranks"] if rank["phase"] == "failed"), ""),
         started_at=job["started_at"],
+        needs_attach=job["state"] not in ENDED and not waiting,
     )
 
 

@@ -40,7 +40,7 @@ def test_a_host_that_answers_shows_its_use_and_who_holds_it() -> None:
         "GPU 0": ("A100, 40 % busy, 1.0 of 40 GiB", 40.0),
         "GPU 1": ("A100", 0.0),
     }
-    assert shown.holds == ["port/12345, gpu/GPU-1 in use by worker-0 of night (anna)"]
+    assert shown.holds == ["port 12345, GPU GPU-1 in use by worker-0 of night (anna)"]
 
 
 def test_a_host_is_lost_after_an_error_or_without_an_answer() -> None:
