@@ -43,12 +43,15 @@ def search(path: Path, wanted: str) -> Found:
         except FileNotFoundError:
             continue
     found = Found([])
-    for number, line in enumerate(terminal.lines_of(data), 1):
-        if wanted.lower() in line.lower():
+    for number, line in enumerate(data.split(b"\n"), 1):
+        if wanted.lower() not in line.decode("utf-8", "replace").lower():
+            continue
+        for shown in terminal.lines_of(line):
             if len(found.lines) == LINES:
                 found.more = True
-                break
-            found.lines.append((number, plain_text.clean(line, WIDTH)))
+                return found
+            if wanted.lower() in shown.lower():
+                found.lines.append((number, plain_text.clean(shown, WIDTH)))
     return found
 
 
