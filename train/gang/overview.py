@@ -101,7 +101,7 @@ def merge(machines: Sequence[Any]) -> Listed:
 
 def _machines(play: connections.Play) -> list[_Machine]:
     """Return the machines of a play. Hosts with different folders count as different machines."""
-    beside = play.neighbours()
+    beside = play.neighbors()
     found: dict[tuple[str, ...], _Machine] = {}
     for host in play.hosts:
         names = ("train_job_root", "train_job_lease_dir", "ansible_python_interpreter")

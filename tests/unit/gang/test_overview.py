@@ -30,7 +30,7 @@ class Play:
         self.hosts = list(together)
         self.asked: list[tuple[str, str, Mapping[str, Any]]] = []
 
-    def neighbours(self) -> Mapping[str, list[str]]:
+    def neighbors(self) -> Mapping[str, list[str]]:
         return self._together
 
     def values(self, host: str, *names: str) -> Mapping[str, Any]:
