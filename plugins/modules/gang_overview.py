@@ -33,4 +33,5 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+{}
 """

@@ -87,8 +87,8 @@ def _access_of(args: Namespace, variables: Variables) -> access.Access:
     password = ""
     if args.bind and args.bind != access.LOOPBACK:
         password = access.read_password(args.password_file or "", os.environ)
-        text = f"listening on {args.bind} without encryption: use it only in a network that you "
-        complain("dashboard", f"{text}trust, or use `ssh -L` instead of --bind")
+        remedy = "use --bind only in a network that you trust, or else forward the port with ssh"
+        complain("dashboard", f"listening on {args.bind} without encryption: {remedy}")
     elif args.password_file:
         raise UserError("--password-file is only for --bind: on this machine, the token is used")
     token = access.read_token(run_dir_of("", variables))
