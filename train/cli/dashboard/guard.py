@@ -25,7 +25,7 @@ FORM_KEY = "key"
 LOGIN, STATIC = "/login", "/static/"
 #: Seconds after a wrong password in which no other one is checked.
 WRONG_PASSWORD_S = 1.0
-_METHODS = ("GET", "HEAD", "POST")
+_METHODS = ("GET", "POST")
 
 #: Everything comes from this server, and scripts only from files. Plotly adds styles to its charts.
 POLICY = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -225,7 +225,3 @@ class Pages:
     def act(self, act: Act) -> dict[str, object]:
         """Return the parts of an act's page."""
         return {"act": self.render("part_act.html.j2", act=act)}
-
-
-#: Makes the parts of a page.
-Parts = Callable[[], Mapping[str, object]]

@@ -104,6 +104,7 @@ def test_a_body_that_is_too_large_or_not_a_form_is_refused(client: Client) -> No
     fields = "&".join(f"a{n}=1" for n in range(guard.FORM_FIELDS + 5))
     assert client.ask(path, "POST", fields).status == 400
     assert client.ask(path, "PUT", "").status == 405
+    assert client.ask("/updates", "HEAD").status == 405
 
 
 def test_read_only_refuses_every_act(runs: Path) -> None:

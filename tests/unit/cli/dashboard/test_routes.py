@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,18 @@ def test_updates_are_sent_as_events(client: Client) -> None:
     lines = first_update(client, "/jobs/night/logs/worker-0/updates?attempt=")
     assert lines == {"lines": ["20%", "last line of worker-0"], "current": "", "first": True}
     assert client.ask("/jobs/unknown/updates").status == 404
+
+
+def test_a_page_that_is_closed_is_noticed(client: Client) -> None:
+    first_update(client, "/updates")
+    wait_until(lambda: not is_asked(client), "the end of the updates")
+
+
+def is_asked(client: Client) -> bool:
+    """Return whether the hosts are asked for anything in more than a second."""
+    before = client.hosts.kept
+    time.sleep(1.5)
+    return bool(client.hosts.kept > before)
 
 
 def test_files_are_downloaded_and_never_shown(client: Client) -> None:
