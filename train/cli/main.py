@@ -200,7 +200,7 @@ def build_parser() -> _CommandParser:
     dashboard = add("dashboard", commands.dashboard, text)
     text = "port to listen on (default: the first free one from 8787)"
     dashboard("--port", metavar="N", type=partial(_count, least=1), help=text)
-    text = "also listen on this address of this machine; requires a password"
+    text = "listen on this address instead of 127.0.0.1; requires a password"
     dashboard("--bind", metavar="ADDRESS", default="", help=text)
     text = "file with the password for --bind (default: $TRAIN_DASHBOARD_PASSWORD, or a question)"
     dashboard("--password-file", metavar="FILE", help=text)

@@ -87,6 +87,7 @@ def _access_of(args: Namespace, variables: Variables) -> access.Access:
     password = ""
     if args.bind and args.bind != access.LOOPBACK:
         password = access.read_password(args.password_file or "", os.environ)
+        os.environ.pop(access.PASSWORD_VARIABLE, None)  # commands that it starts do not need it
         remedy = "use --bind only in a network that you trust, or else forward the port with ssh"
         complain("dashboard", f"listening on {args.bind} without encryption: {remedy}")
     elif args.password_file:
@@ -122,5 +123,7 @@ def listen(address: str, port: int | None) -> socket.socket:
 def _address(rules: access.Access, port: int) -> str:
     """Return the line that tells viewers where the dashboard is."""
     host = f"[{rules.bind}]" if ":" in rules.bind else rules.bind
+    if rules.bind in ("0.0.0.0", "::"):
+        host = socket.gethostname()
     query = "" if rules.password else f"?token={rules.token}"
     return f"dashboard: http://{host}:{port}/{query} (press Ctrl-C to stop)"

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
+from tests.support.dashboards import PASSWORD
 from tests.support.lab import environment, free_port
-from train.cli.dashboard import serving
+from train.cli.dashboard import access, serving
 from train.cli.main import main
 from train.gang.errors import UserError
 
@@ -79,3 +82,16 @@ def test_other_commands_do_not_load_a_web_server() -> None:
         check=True,
     )
     assert done.stdout == "[]\n"
+
+
+def test_the_password_is_not_passed_on_and_the_address_is_that_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(access.PASSWORD_VARIABLE, PASSWORD)
+    args = Namespace(bind="0.0.0.0", password_file=None, read_only=True)
+    rules = serving._access_of(args, {"train_job_runs_dir": str(tmp_path)})
+    assert (rules.password, rules.bind, rules.read_only) == (PASSWORD, "0.0.0.0", True)
+    assert access.PASSWORD_VARIABLE not in os.environ
+    line = serving._address(rules, 8787)
+    assert f"http://{socket.gethostname()}:8787/ " in line
+    assert rules.token not in line
