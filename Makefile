@@ -24,7 +24,7 @@ help:
 	@echo "make bench      compare with two commands typed by hand"
 	@echo "make docs       build the documentation as a site, in .cache/site"
 	@echo "make reference  generate docs/variables.md and docs/schemas from the code"
-	@echo "make pictures   generate the pictures of the documentation from a real job"
+	@echo "make pictures   generate the pictures of the documentation from real jobs; needs Chromium"
 	@echo "make lock       update the requirement locks"
 	@echo "make clean      remove the environments and caches of this folder"
 
@@ -140,8 +140,9 @@ reference: .venv/control.stamp
 	$(BIN)/python docs/reference.py > docs/variables.md
 	$(BIN)/python -m docs.schemas docs/schemas
 
-pictures: setup
+pictures: setup .venv/dev.stamp
 	PYTHONPATH=. $(BIN)/python docs/pictures/make.py
+	PYTHONPATH=. $(BIN)/python docs/pictures/dashboard.py
 
 clean:
 	rm -rf .venv .cache .mypy_cache .pytest_cache .ruff_cache .ansible

@@ -1,14 +1,17 @@
-"""Opens pages in headless Chromium and records what they do."""
+"""Opens pages in headless Chromium and records what they do, once or while a test drives them."""
 
 from __future__ import annotations
 
 import json
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from playwright import sync_api
 
 from tests.support.lab import CACHE, run
 
@@ -48,6 +51,32 @@ class Opened:
         return self.html.count(f'class="{start}')
 
 
+def _program() -> str:
+    """Return the path of the browser; skip the test if there is none."""
+    browser = next(filter(None, map(shutil.which, _NAMES)), None)
+    if browser is None:
+        pytest.skip(f"none of {', '.join(_NAMES)} is in PATH")
+    return browser
+
+
+def save_screenshot(page: sync_api.Page, name: str) -> None:
+    """Save a whole page as an artifact of the tests."""
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True, timeout=1000 * PATIENCE)
+
+
+@contextmanager
+def driven_browser() -> Iterator[sync_api.Browser]:
+    """Yield a browser that the test drives."""
+    words = ["--no-sandbox", "--disable-dev-shm-usage"]
+    with sync_api.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=_program(), args=words)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
 def open_page(page: Path | str, name: str, folder: Path) -> Opened:
     """Open a file or an address in a fresh browser; skip the test if there is none.
 
@@ -55,9 +84,7 @@ def open_page(page: Path | str, name: str, folder: Path) -> Opened:
         name: of the screenshot.
         folder: for the browser's files.
     """
-    browser = next(filter(None, map(shutil.which, _NAMES)), None)
-    if browser is None:
-        pytest.skip(f"none of {', '.join(_NAMES)} is in PATH")
+    browser = _program()
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     picture, log = SCREENSHOTS / f"{name}.png", folder / f"{name}.json"
     picture.unlink(missing_ok=True)

@@ -180,13 +180,14 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize(
     ("page", "expected"),
     [
-        (README, ON_JOBS),
+        (README, ON_JOBS | {"dashboard"}),
         (doc("hosts"), {"run"}),
         (doc("cloud"), {"run"}),
         (doc("jobs"), ON_JOBS | {"report", "compare"}),
         (doc("ansible"), {"run"}),
         (doc("install"), {"run", "status", "list", "playbook"}),
         (METRICS, {"run", "attach"}),
+        (doc("dashboard"), {"dashboard"}),
         (doc("supervision"), {"drill"}),
         (TRAINING, {"run"}),
         (YOUR_SCRIPT, {"run", "tf-config"}),
@@ -286,14 +287,14 @@ def test_every_option_of_the_training_program_is_described() -> None:
     assert named <= options | others, sorted(named - options - others)
 
 
-PAGES_OF_OPTIONS = ("hosts", "jobs", "doctor", "metrics", "supervision", "your-script")
+PAGES_OF_OPTIONS = ("dashboard", "hosts", "jobs", "doctor", "metrics", "supervision", "your-script")
 
 
 @pytest.mark.parametrize("page", [README, *map(doc, PAGES_OF_OPTIONS)], ids=name_of)
 def test_options_that_a_text_names(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     others = {"--check", "--limit", "--tags", *INDEXES}  # Ansible's, and of requirements.txt
     named = set(re.findall(r"`(--[a-z][a-z-]*)", prose(page))) - others
-    for command in ("run", "logs", "tensorboard", "clean", "compare", "doctor"):
+    for command in ("run", "logs", "tensorboard", "clean", "compare", "doctor", "dashboard"):
         with pytest.raises(SystemExit):
             build_parser().parse_args([command, "--help"])
     known = {word.strip("[],") for word in capsys.readouterr().out.split()} | worker_options()

@@ -448,6 +448,13 @@ def tf_config(args: Namespace, variables: Variables) -> int:
     return Exit.REFUSED if code == Exit.FAILED else code
 
 
+def dashboard(args: Namespace, variables: Variables) -> int:
+    """Serve the dashboard until interrupted."""
+    from train.cli.dashboard import serving  # only this command needs a web server
+
+    return serving.serve(args, variables)
+
+
 def clean(args: Namespace, variables: Variables) -> int:
     """Remove old jobs from the hosts."""
     given = dict(variables)

@@ -269,21 +269,29 @@ def _row(examined: Examined, host: str) -> list[str]:
 
 
 def _write(examined: Examined, worse: Sequence[str], path: Path) -> Path:
+    values = values_of(examined, worse)
+    return page.write(path, "doctor.html.j2", charts_of(examined), **values)
+
+
+def charts_of(examined: Examined) -> list[page.Chart]:
+    """Return the charts about examined hosts."""
     found = examined["scaling"]
-    charts = [*_maps(examined["links"]), *(_curves(found) if found else ())]
-    return page.write(
-        path,
-        "doctor.html.j2",
-        charts,
-        examined=examined,
-        worse=worse,
-        counts=_counts(examined),
-        findings=findings.merged(examined["findings"]),
-        hosts=_hosts(examined),
-        missing=[host for host in _all_hosts(examined) if host not in examined["checkups"]],
-        likeness=_likeness(examined["checkups"]),
-        advice=text_of(found) if found else [],
-    )
+    return [*_maps(examined["links"]), *(_curves(found) if found else ())]
+
+
+def values_of(examined: Examined, worse: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the values for the template about examined hosts."""
+    found = examined["scaling"]
+    return {
+        "examined": examined,
+        "worse": worse,
+        "counts": _counts(examined),
+        "findings": findings.merged(examined["findings"]),
+        "hosts": _hosts(examined),
+        "missing": [host for host in _all_hosts(examined) if host not in examined["checkups"]],
+        "likeness": _likeness(examined["checkups"]),
+        "advice": text_of(found) if found else [],
+    }
 
 
 def _likeness(checkups: Mapping[str, Checkup]) -> dict[str, object]:

@@ -200,6 +200,17 @@ def build_parser() -> _CommandParser:
     doctor("--batch", metavar="N", type=partial(_count, least=1), default=64, help=text)
     doctor("--json", action="store_true", help="print JSON")
 
+    text = "serve a page that shows hosts and jobs live"
+    dashboard = add("dashboard", commands.dashboard, text)
+    text = "port to listen on (default: the first free one from 8787)"
+    dashboard("--port", metavar="N", type=partial(_count, least=1), help=text)
+    text = "listen on this address instead of 127.0.0.1; requires a password"
+    dashboard("--bind", metavar="ADDRESS", default="", help=text)
+    text = "file with the password for --bind (default: $TRAIN_DASHBOARD_PASSWORD, or a question)"
+    dashboard("--password-file", metavar="FILE", help=text)
+    text = "do not offer to stop, restart or start anything"
+    dashboard("--read-only", action="store_true", help=text)
+
     clean = add("clean", commands.clean, "remove old jobs from the hosts")
     clean(
         "--older-than",

@@ -8,11 +8,16 @@ import time
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from train.gang import lines
 from train.host import json_files, plain_text
 
+if TYPE_CHECKING:
+    import jinja2
+
+#: The script that draws charts.
+PLOTLY = resources.files("plotly") / "package_data/plotly.min.js"
 #: A chart: ``title``, ``traces`` and ``layout`` for Plotly; whether it is ``wide``.
 Chart = dict[str, Any]
 #: A position on a chart's horizontal axis, and its name.
@@ -29,11 +34,21 @@ def write(path: Path, template: str, charts: Sequence[Chart], **values: Any) -> 
 
     ``template`` is a file in this folder, to which ``charts`` and ``values`` are passed.
     """
+    plotly = PLOTLY.read_text("utf-8")
+    page = templates().get_template(template).render(charts=charts, plotly=plotly, **values)
+    json_files.write_text(str(path), page, mode=0o666, durable=False)
+    return path
+
+
+def templates(*folders: Path) -> jinja2.Environment:
+    """Return the environment of the templates in this folder and in ``folders``.
+
+    All inserted text is escaped.
+    """
     import jinja2  # here because every command would wait for it
 
-    # All inserted text is escaped.
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        loader=jinja2.FileSystemLoader([Path(__file__).parent, *folders]),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -43,10 +58,7 @@ def write(path: Path, template: str, charts: Sequence[Chart], **values: Any) -> 
     environment.filters["when"] = _when
     environment.filters["words"] = lambda words: plain_text.clean(shlex.join(words), _LONGEST)
     environment.filters["pretty"] = lambda value: json.dumps(value, indent=1, sort_keys=True)
-    plotly = (resources.files("plotly") / "package_data/plotly.min.js").read_text("utf-8")
-    page = environment.get_template(template).render(charts=charts, plotly=plotly, **values)
-    json_files.write_text(str(path), page, mode=0o666, durable=False)
-    return path
+    return environment
 
 
 def _when(seconds: float | None) -> str:

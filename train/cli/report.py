@@ -9,8 +9,9 @@ import contextlib
 import errno
 import json
 import math
+import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -21,9 +22,11 @@ from train.cli import page
 from train.cli.page import Chart
 from train.gang import lines, suggestions
 from train.gang.job_records import (
+    EVENTS_FILE,
     LOAD_DIR,
     Load,
     Manifest,
+    RankEvent,
     ResultRecord,
     read_manifest,
     read_result,
@@ -41,10 +44,16 @@ _Points = dict[tuple[str, int], list[tuple[float, float]]]
 SPEED = "examples per second"
 #: Title of the time axis.
 _SINCE = "seconds since the first record"
+#: Number of a rank's last records that may complete each other.
+_LAST_RECORDS = 20
 #: Maximum number of lines from the end of a log, and of characters in each.
 _LOG_LINES, _LOG_WIDTH = 40, 500
 #: Number of bytes to read from the end of a log for these lines.
 _LOG_BYTES = 64 * 1024
+#: Number of bytes to read from the end of the events, and maximum number of notices to keep.
+_EVENT_BYTES, _NOTICES = 32 << 20, 200
+#: The beginnings of events that are not about a single rank. Their fields are sorted.
+_ABOUT_JOB = (b'{"notice"', b'{"restart"', b'{"straggler"')
 #: The activities of a rank, in the order of the legend.
 _COLORS = {
     "starting": "#9aa5b1",
@@ -117,19 +126,61 @@ class AttemptFiles(TypedDict):
 def write_report(run_dir: Path) -> Path:
     """Write the page into the job's folder and return its path; raise the errors of ``read``."""
     manifest, attempts = read(run_dir)
-    result = attempts[-1]["result"]
-    times = [record["t"] for record in all_records(attempts) if "t" in record]
+    events = Events(run_dir)
+    events.read()
+    values = values_of(run_dir.name, manifest, attempts, events)
+    return page.write(run_dir / "report.html", "report.html.j2", charts_of(attempts), **values)
+
+
+def charts_of(attempts: Sequence[AttemptFiles]) -> list[Chart]:
+    """Return all charts about a job."""
     charts = [*_curves(attempts), *_timeline(attempts), *_step_times(attempts[-1])]
-    return page.write(
-        run_dir / "report.html",
-        "report.html.j2",
-        [*charts, *_loads(attempts)],
-        job=run_dir.name,
-        manifest=manifest,
-        result=result,
-        attempts=attempts,
-        duration=_duration(max(times) - manifest["created_at"]) if times else "",
-    )
+    return [*charts, *_loads(attempts)]
+
+
+def values_of(
+    job: str, manifest: Manifest, attempts: Sequence[AttemptFiles], events: Events
+) -> dict[str, Any]:
+    """Return the values for the templates of a job."""
+    times = [record["t"] for record in all_records(attempts) if "t" in record]
+    return {
+        "job": job,
+        "manifest": manifest,
+        "result": attempts[-1]["result"],
+        "attempts": attempts,
+        "duration": _duration(max(times) - manifest["created_at"]) if times else "",
+        "ranks": _rank_rows(manifest, attempts[-1], events),
+        "notices": events.notices,
+        "slow": events.slow,
+    }
+
+
+def _rank_rows(
+    manifest: Manifest, attempt: AttemptFiles, events: Events
+) -> list[dict[str, object]]:
+    """Return the rows of the table of ranks, from the result, the last events or the plan."""
+    result = attempt["result"]
+    listed: Sequence[Mapping[str, Any]] = manifest.get("ranks", [])
+    if result:
+        listed = result["ranks"]
+    rows = []
+    for rank in listed:
+        seen: Mapping[str, Any] = events.ranks.get(rank["task"], {}) if not result else {}
+        about = {**rank, **seen}
+        progress: Progress = {}
+        for record in attempt["progress"].get(rank["task"], [])[-_LAST_RECORDS:]:
+            progress = progress_records.with_earlier(record, progress)
+        code = about.get("exit_code")
+        rows.append({
+            "task": rank["task"],
+            "host": rank["host"],
+            "phase": lines.phase_of(about.get("phase", ""), {} if result else progress),
+            "progress": lines.position(progress),
+            "exit_code": "" if code is None else code,
+            "reason": about.get("reason") or "",
+            "weights_sha256": about.get("weights_sha256") or "",
+        })  # fmt: skip
+    return rows
 
 
 def read(run_dir: Path) -> tuple[Manifest, list[AttemptFiles]]:
@@ -167,10 +218,80 @@ def read(run_dir: Path) -> tuple[Manifest, list[AttemptFiles]]:
     return manifest, found
 
 
+class Events:
+    """The events of a job's last attempt, from ``events.jsonl``, which may still grow.
+
+    Attributes:
+        ranks: the last event of each rank.
+        notices: the last notices, restarts and slow ranks, as ``t`` and ``text``.
+        slow: the rank that keeps the others waiting, or an empty string.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / EVENTS_FILE
+        self._offset = 0
+        self.ranks: dict[str, RankEvent] = {}
+        self.notices: list[dict[str, Any]] = []
+        self.slow = ""
+
+    def read(self) -> bool:
+        """Read the events that were added since the last call; return whether there were any.
+
+        Of a long file, only the end is read at first.
+        """
+        try:
+            with self._path.open("rb") as stream:
+                size = os.fstat(stream.fileno()).st_size
+                if size - self._offset > _EVENT_BYTES:
+                    self._offset = size - _EVENT_BYTES
+                    stream.seek(self._offset)
+                    self._offset += len(stream.readline())
+                stream.seek(self._offset)
+                text = stream.read(_EVENT_BYTES)
+        except FileNotFoundError:
+            return False
+        complete = text[: text.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        last: dict[bytes, bytes] = {}  # only the last of a rank's events is parsed
+        for line in complete.splitlines():
+            if line.startswith(_ABOUT_JOB):
+                self._add(line)
+            else:
+                last[line.rpartition(b'"task": ')[2]] = line
+        for line in last.values():
+            self._add(line)
+        return bool(complete)
+
+    def _add(self, line: bytes) -> None:
+        try:
+            event = json.loads(line)
+            if "restart" in event:
+                about = event["restart"]
+                self.ranks.clear()
+                self.slow, text = "", f"attempt {about['attempt'] - 1} ended: {about['message']}"
+            elif "straggler" in event or "notice" in event:
+                about = event.get("straggler") or event["notice"]
+                text = about["text"]
+                if "straggler" in event:
+                    self.slow = about["task"] if about["cause"] != "none" else ""
+            else:
+                self.ranks[event["task"]] = event
+                return
+            notice = {"t": event["t"], "text": plain_text.clean(text, _LOG_WIDTH)}
+        except (ValueError, KeyError, TypeError):
+            return  # a line that was cut off on a full disk
+        self.notices = [*self.notices, notice][-_NOTICES:]
+
+
 def _by_task(paths: Iterable[Path], read: Callable[[Path], _T]) -> dict[str, _T]:
     """Return the result of ``read`` for each rank's file, by task."""
-    in_order = sorted(paths, key=lambda path: records.task_order(path.stem))
-    return {path.stem: read(path) for path in in_order}
+    found = {path.stem: path for path in paths}
+    return {task: read(found[task]) for task in in_order(found)}
+
+
+def in_order(tasks: Iterable[str]) -> list[str]:
+    """Return tasks in the order of TensorFlow's task types."""
+    return sorted(tasks, key=records.task_order)
 
 
 def _read_progress(path: Path) -> list[Progress]:
@@ -186,12 +307,23 @@ def _read_progress(path: Path) -> list[Progress]:
 
 
 def _read_load(path: Path) -> list[Load]:
-    """Return the records in a file, except lines that were cut off on a full disk."""
+    return loads_of(path.read_text("utf-8"))
+
+
+def loads_of(text: str) -> list[Load]:
+    """Return the records of load in a text, except lines that were cut off on a full disk."""
     found = []
-    for line in path.read_text("utf-8").splitlines():
+    for line in text.splitlines():
         with contextlib.suppress(ValueError):
             found.append(json.loads(line))
     return found
+
+
+def last_lines(folder: Path, result: ResultRecord | None) -> dict[str, str]:
+    """Return the end of the log of the rank that failed first, if any, by its task."""
+    task = str(result.get("root_cause")) if result else ""
+    path = folder / "logs" / f"{task}.log"
+    return {task: _tail(path)} if records.TASK_PATTERN.fullmatch(task) and path.exists() else {}
 
 
 def _tail(path: Path) -> str:
@@ -493,16 +625,19 @@ def write_comparison(found: Comparison, path: Path) -> Path:
         raise IsADirectoryError(errno.EISDIR, "is a folder: pass the path of a file", str(path))
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such folder", str(path.parent))
+    return page.write(path, "compare.html.j2", comparison_charts(found), **comparison_values(found))
+
+
+def comparison_values(found: Comparison) -> dict[str, Any]:
+    """Return the values for the template of a comparison."""
     of_hosts = [row for row in found.differences if row[0].startswith(("hosts.", "ranks."))]
-    return page.write(
-        path,
-        "compare.html.j2",
-        list(_charts(found)),
-        found=found,
-        of_job=[row for row in found.differences if row not in of_hosts],
-        of_hosts=of_hosts,
-        after=_after,
-    )
+    of_job = [row for row in found.differences if row not in of_hosts]
+    return {"found": found, "of_job": of_job, "of_hosts": of_hosts, "after": _after}
+
+
+def comparison_charts(found: Comparison) -> list[Chart]:
+    """Return the charts of a comparison."""
+    return list(_charts(found))
 
 
 def _charts(found: Comparison) -> Iterator[Chart]:

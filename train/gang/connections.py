@@ -504,9 +504,15 @@ class Play:
         noise = reports.bounded(f"{text}{done['stderr']}".strip())
         return str(noise), seen.strip()
 
-    def call(self, host: str, purpose: str, python: str, request: Args) -> Returned:
-        """Run a program of train/host/calls.py on a host that may not have the job's files yet."""
-        program = _PROGRAM.format(launcher=launcher.archive(), request=json.dumps(request)).encode()
+    def call(
+        self, host: str, purpose: str, python: str, request: Args, archive: str = ""
+    ) -> Returned:
+        """Run a program of train/host/calls.py on a host that may not have the job's files yet.
+
+        ``archive`` has the modules to send; by default, all are sent.
+        """
+        sent = archive or launcher.archive()
+        program = _PROGRAM.format(launcher=sent, request=json.dumps(request)).encode()
         return run(self._action_of(host, purpose), f"{shlex.quote(python)} -S -E -", program)
 
     def fetch(self, host: str, source: str, destination: Path, limit: int) -> None:

@@ -1,4 +1,4 @@
-"""Records of the control node: a job's manifest, its result, and the jobs of an inventory.
+"""Records of the control node: a job's manifest and result, the jobs and hosts of an inventory.
 
 docs/formats.md describes every field. Records that hosts also write are in train/host.
 """
@@ -13,11 +13,14 @@ from train.host.host_facts import HostFacts
 from train.host.load import Facts
 from train.host.progress_records import Progress
 from train.host.records import ListedRank, RankInfo
+from train.host.usage import Held, Usage
 
 MANIFEST_FILE = "manifest.json"
 RESULT_FILE = "result.json"
 EVENTS_FILE = "events.jsonl"
 LOAD_DIR = "load"
+#: The file with the overview of all hosts, in the dashboard's folder.
+OVERVIEW_FILE = "overview.json"
 
 
 class PlannedRank(TypedDict):
@@ -187,6 +190,23 @@ class MergedJob(TypedDict):
     stale: list[JobRank]
     members: list[str] | None
     restarts: int
+
+
+class HostState(TypedDict):
+    """The last known state of an inventory host."""
+
+    answered_at: float | None  # time of the last answer; None before the first one
+    error: str  # why the last question was not answered; empty if it was
+    usage: Usage | None
+    holds: list[Held]
+
+
+class Listed(TypedDict):
+    """The overview of all hosts and their jobs."""
+
+    at: float
+    hosts: dict[str, HostState]
+    jobs: list[dict[str, Any]]  # see listing.public, with the field ``owner``
 
 
 def arguments_of(manifest: Manifest, host: str) -> list[str]:

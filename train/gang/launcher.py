@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import functools
 import importlib.machinery
 import importlib.util
 import io
 import marshal
+import sys
 import zipfile
 from pathlib import Path
 
@@ -32,6 +34,40 @@ def archive() -> str:
             programs.write(path, f"train/host/{path.name}")
             programs.writestr(f"train/host/{path.stem}.pyc", _compiled(path))
     return base64.b64encode(packed.getvalue()).decode()
+
+
+@functools.cache
+def archive_of(module: str, compiled_for: str = "") -> str:
+    """Return the part of ``archive`` that a call of a module of train/host needs.
+
+    It is for calls that are repeated every few seconds. For hosts whose Python version (such as
+    ``3.11``) is that of this process, the archive has only compiled modules.
+    """
+    needed: set[str] = set()
+    waiting = {"__init__", "calls", module}
+    while waiting:
+        name = waiting.pop()
+        needed.add(name)
+        waiting |= _imports_of(name) - needed
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as programs:
+        programs.writestr("train/__init__.py", "")
+        for name in sorted(needed):
+            path = PACKAGE / "host" / f"{name}.py"
+            if compiled_for != f"{sys.version_info.major}.{sys.version_info.minor}":
+                programs.write(path, f"train/host/{name}.py")
+            programs.writestr(f"train/host/{name}.pyc", _compiled(path))
+    return base64.b64encode(packed.getvalue()).decode()
+
+
+def _imports_of(module: str) -> set[str]:
+    """Return the modules of train/host that a module of it imports."""
+    source = (PACKAGE / "host" / f"{module}.py").read_text(encoding="utf-8")
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.level == 1:
+            found |= {node.module} if node.module else {alias.name for alias in node.names}
+    return found
 
 
 def _compiled(path: Path) -> bytes:

@@ -74,9 +74,15 @@ def line(phase: str, reason: str | None, progress: Progress, last_line: str) -> 
     if phase in records.FINAL_PHASES:
         words += [reason or "", metrics(progress, approximate=False)]
     else:
-        words += counts(progress, "epoch", "step")
-        words += [f"loss {loss(progress)}"] if loss(progress) else []
-        words += [metrics(progress), rate(progress), "" if progress else last_line]
+        words += [position(progress), "" if progress else last_line]
+    return "  ".join(word for word in words if word)
+
+
+def position(progress: Progress) -> str:
+    """Return the epoch and step of a record, its loss, metrics and speed, in one line."""
+    words = counts(progress, "epoch", "step")
+    words += [f"loss {loss(progress)}"] if loss(progress) else []
+    words += [metrics(progress), rate(progress)]
     return "  ".join(word for word in words if word)
 
 

@@ -13,7 +13,16 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints, is_typeddict
 
 from train.gang import cause_names
-from train.host import ends, environments, host_facts, plain_text, probe, progress_records, records
+from train.host import (
+    ends,
+    environments,
+    host_facts,
+    plain_text,
+    probe,
+    progress_records,
+    records,
+    usage,
+)
 from train.host.load import Facts, GpuLoad
 from train.host.records import ABSENT
 
@@ -309,6 +318,17 @@ _STOPPED = fields(
 )
 #: The report of ``job_remove``.
 cleaned = fields({"removed": items(fields({"job": job, "size": integer()})), "kept": items(text())})
+#: The report of ``usage`` about its host, without the jobs.
+used = fields(
+    {
+        "compiled_for": text(20),
+        "usage": record(usage.Usage, gpus=items(record(usage.GpuUse), MAX_GPUS)),
+        "owners": mapping(job, text(100)),
+        "holds": items(
+            record(usage.Held, user=text(100), state=text(20), resources=items(text(200), MAX_GPUS))
+        ),
+    }
+)
 #: A host's report on its connections to other ranks; see ``host.probe.check``.
 probed = record(records.Probed)
 

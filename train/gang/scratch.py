@@ -15,8 +15,8 @@ import tempfile
 from pathlib import Path
 
 #: Kinds of folders: a playbook's files, fetched logs, a check of arguments, TensorBoard's files,
-#: and a lock of packages.
-_PURPOSES = ("runner", "logs", "check", "board", "lock")
+#: a lock of packages, and the dashboard's overview or variables.
+_PURPOSES = ("runner", "logs", "check", "board", "lock", "dashboard")
 #: The file in the folder that its process locks.
 _LOCK = "lock"
 _NAME = re.compile(rf"train-(?:{'|'.join(_PURPOSES)})-[a-z0-9_]{{8}}", re.ASCII)

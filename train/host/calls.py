@@ -221,6 +221,7 @@ CALLS = {
     "stop_request": "calls.stop_request",
     "tensorboard_info": "tensorboard.find_events",
     "tensorboard_serve": "tensorboard.serve",
+    "usage": "usage.report",
 }
 
 

@@ -116,6 +116,8 @@ def test_the_wheel_has_what_is_used_and_nothing_else(wheel: Path) -> None:
         info = next(name for name in packed.namelist() if name.endswith("/RECORD"))
         recorded = {row[0] for row in csv.reader(io.StringIO(packed.read(info).decode()))}
     needed = {"train/worker.py", "train/host/supervisor.py", "train/cli/report.html.j2"}
+    needed |= {f"train/cli/{name}" for name in ("page.css", "charts.js")}
+    needed |= {f"train/cli/dashboard/{n}" for n in ("static/dashboard.js", "templates/job.html.j2")}
     needed |= {f"{COLLECTION}/{name}" for name in ("ansible.cfg", "requirements/control.txt")}
     needed |= {f"{COLLECTION}/playbooks/{name}.yml" for name in ("setup", "train", "teardown")}
     needed |= {f"{COLLECTION}/roles/train_job/templates/tf_config.json.j2"}

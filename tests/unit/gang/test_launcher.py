@@ -68,3 +68,23 @@ def test_each_program_is_sent_with_its_source() -> None:
     sources = {f"train/host/{path.name}" for path in Path(staging.__file__).parent.glob("*.py")}
     assert {name for name in names if name.endswith(".py")} == {"train/__init__.py", *sources}
     assert {name for name in names if name.endswith(".pyc")} == {f"{name}c" for name in sources}
+
+
+def test_a_part_of_the_archive_runs_its_call_alone(tmp_path: Path) -> None:
+    whole = launcher.archive()
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    request = {"call": "usage", "root": str(tmp_path), "lease_dir": str(tmp_path)}
+    for compiled_for, most in (("", 0.6), (here, 0.45)):
+        part = launcher.archive_of("usage", compiled_for)
+        assert len(part) < most * len(whole)
+        path = tmp_path / "part.zip"
+        path.write_bytes(base64.b64decode(part))
+        program = f"import sys; sys.path.insert(0, {str(path)!r})\n"
+        program += f"from train.host import calls; calls.main({request!r})"
+        command = [sys.executable, "-S", "-E", "-c", program]
+        done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert f'"compiled_for": "{here}"' in done.stdout
+    names = zipfile.ZipFile(path).namelist()
+    assert "train/host/usage.pyc" in names
+    assert "train/host/usage.py" not in names

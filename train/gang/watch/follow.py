@@ -14,8 +14,8 @@ from pathlib import Path
 from train.gang.job_records import EVENTS_FILE
 from train.gang.watch.activity import Activity
 from train.gang.watch.diagnosis import Peers, Probe
-from train.gang.watch.growing import Growth
 from train.gang.watch.journal import Journal
+from train.gang.watch.missing_hosts import Growth
 from train.gang.watch.notices import Notices
 from train.gang.watch.outcome import GangOutcome, grown
 from train.gang.watch.polling import Limits, Poll, Ranks, holes_of

@@ -29,9 +29,9 @@ from train.gang.watch import (
     causes,
     diagnosis,
     follow,
-    growing,
     journal,
     metrics,
+    missing_hosts,
     outcome,
     polling,
     views,
@@ -52,7 +52,7 @@ def follow_gang(play: connections.Play, args: Args) -> dict[str, object]:
     manifest = run_folders.read_manifest(run_dir.name, run_dir.parent)
     if not args["ranks"]:  # attach has stored the hosts' manifest, which is staged
         json_files.write_json(str(run_dir / MANIFEST_FILE), staged(manifest))
-    growth = growing.growth_of(play, args, manifest, views.views_in_training(gang.views))
+    growth = missing_hosts.growth_of(play, args, manifest, views.views_in_training(gang.views))
     ended = gang.follow(growth)
     json_files.write_json(str(run_dir / OUTCOME_FILE), asdict(ended))
     return {

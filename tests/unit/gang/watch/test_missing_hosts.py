@@ -14,8 +14,8 @@ from tests.support.bare_ranks import wait_until
 from tests.unit.gang.watch.made_up_gang import STEPPING, Hosts, Make, done
 from tests.unit.gang.watch.made_up_views import view
 from train.gang.errors import UnreachableError, UserError
-from train.gang.watch import growing
-from train.gang.watch.growing import Growth, Rules
+from train.gang.watch import missing_hosts
+from train.gang.watch.missing_hosts import Growth, Rules
 from train.gang.watch.outcome import GangOutcome, stopped_for
 from train.gang.watch.views import View
 
@@ -32,7 +32,7 @@ def fails(host: str) -> None:
 def growth_with(
     check: Callable[[str], None] = passes,
     has_checkpoint: Callable[[], bool] = lambda: True,
-    mode: str = growing.AUTO,
+    mode: str = missing_hosts.AUTO,
     interval: float = 0.0,
 ) -> Iterator[Growth]:
     made = Growth(["node-2"], Rules(mode, 0.01, interval), check, has_checkpoint)
@@ -69,7 +69,9 @@ def test_a_host_that_stays_away_changes_nothing() -> None:
         assert growth.returned(time.monotonic(), at_step(5)) == []
 
 
-@pytest.mark.parametrize(("mode", "grows"), [(growing.AUTO, False), (growing.ALWAYS, True)])
+@pytest.mark.parametrize(
+    ("mode", "grows"), [(missing_hosts.AUTO, False), (missing_hosts.ALWAYS, True)]
+)
 def test_a_job_without_a_checkpoint_grows_on_request_only(mode: str, grows: bool) -> None:
     asked: list[int] = []
     with growth_with(has_checkpoint=lambda: bool(asked.append(1)), mode=mode) as growth:
@@ -144,7 +146,9 @@ def test_missing_hosts_are_checked_like_before_a_start() -> None:
     calls: list[tuple[str, str, Any]] = []
     play = a_play({"__train_job_port": 12345, "train_job_root": "/data"}, calls)
     training = [view("worker-0")]
-    growth = growing.growth_of(play, options("auto"), of_ranks(("worker-0", "node-1")), training)
+    growth = missing_hosts.growth_of(
+        play, options("auto"), of_ranks(("worker-0", "node-1")), training
+    )
     assert growth is not None
     wait_until(lambda: len(growth.returned(time.monotonic(), training)) == 2, "both are back")
     growth.close()
@@ -173,15 +177,17 @@ def test_nothing_is_checked_if_the_gang_is_complete_or_should_not_grow(
     mode: str, ranks: list[tuple[str, str]]
 ) -> None:
     play = a_play({}, [])
-    assert growing.growth_of(play, options(mode), of_ranks(*ranks), [view("worker-0")]) is None
+    assert (
+        missing_hosts.growth_of(play, options(mode), of_ranks(*ranks), [view("worker-0")]) is None
+    )
 
 
 def test_an_invalid_variable_of_a_missing_host_does_not_end_the_watch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(growing.connections, "say", said.append)
+    monkeypatch.setattr(missing_hosts.connections, "say", said.append)
     play = a_play({"broken": ["node-2"]}, [])
     ranks = of_ranks(("worker-0", "node-1"))
-    assert growing.growth_of(play, options("auto"), ranks, [view("worker-0")]) is None
+    assert missing_hosts.growth_of(play, options("auto"), ranks, [view("worker-0")]) is None
     assert said == ["the job does not grow: train_job_root of node-2: unknown filter"]

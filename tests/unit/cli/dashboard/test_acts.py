@@ -1,0 +1,93 @@
+"""Commands that viewers start."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.bare_ranks import wait_until
+from train.cli import inventories
+from train.cli.ansible_options import AnsibleOptions
+from train.cli.dashboard.acts import Act, Acts
+from train.gang.errors import UserError
+
+#: Prints its arguments and the files that it is given, with control characters.
+PROGRAM = """
+import json, sys, time
+read = {}
+for word in sys.argv[1:]:
+    name, equals, path = word.partition("=")
+    path = path.lstrip("@")
+    if equals and path.startswith("/"):
+        read[name] = open(path).read()
+print("\\x1b[1m" + json.dumps([sys.argv[1:], read]), flush=True)
+if "tensorboard" in sys.argv:
+    print("TensorBoard on a: http://127.0.0.1:6006/abc/ (press Ctrl-C to stop)", flush=True)
+    time.sleep(60)
+sys.exit(4)
+"""
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    (tmp_path / "night").mkdir()
+    return tmp_path
+
+
+def acts_of(runs: Path, **options: Any) -> Acts:
+    variables = {"train_job_runs_dir": str(runs), "secret": "in a file"}
+    given = AnsibleOptions(("a,b",), ("--user=anna",), **options)
+    return Acts(given, variables, (sys.executable, "-c", PROGRAM))
+
+
+def ended(act: Act) -> tuple[list[str], dict[str, str]]:
+    wait_until(lambda: act.code is not None, act)
+    words, read = json.loads(act.lines[0])
+    return words, read
+
+
+def test_a_command_gets_the_options_and_no_secret_in_its_words(runs: Path) -> None:
+    passwords = (("--become-password-file=", "swordfish"),)
+    act = acts_of(runs, passwords=passwords).start("stop", "night")
+    words, read = ended(act)
+    assert (words[0], words[-1]) == ("stop", "night")
+    assert words[2:4] == ["-i", "a,b"]
+    assert "--user=anna" in words
+    assert "secret" in read["--extra-vars"]
+    assert read["--become-password-file"] == "swordfish"
+    assert "swordfish" not in str(words)
+    assert "in a file" not in str(words)
+    assert act.outcome == "a host is unreachable (exit code 4)"
+    assert act.command == "train stop night"
+
+
+def test_a_job_of_this_machine_is_reached_as_at_its_start(runs: Path) -> None:
+    inventories.keep(runs / "night", AnsibleOptions(("c,d",)), {})
+    words, _ = ended(acts_of(runs).start("stop", "night"))
+    assert "-i" not in words
+    asked = AnsibleOptions(("c,d",), (), (("--become-password-file=", "x"),))
+    inventories.keep(runs / "night", asked, {})
+    words, _ = ended(acts_of(runs).start("stop", "night"))
+    assert "a,b" in words, "the dashboard's own passwords are needed"
+
+
+def test_the_same_command_does_not_run_twice_at_a_time(runs: Path) -> None:
+    acts = acts_of(runs)
+    board = acts.start("tensorboard", "night")
+    with pytest.raises(UserError, match="`train tensorboard night` is already running"):
+        acts.start("tensorboard", "night")
+    ended(acts.start("stop", "night"))
+    assert [act.kind for act in acts.of_job("night")] == ["stop", "tensorboard"]
+    wait_until(lambda: bool(board.address), board)
+    assert board.address == "http://127.0.0.1:6006/abc/"
+    began = time.monotonic()
+    acts.close()
+    wait_until(lambda: board.code is not None, board)
+    assert time.monotonic() - began < 20
+    assert acts.get(1) is board
+    assert acts.get(9) is None

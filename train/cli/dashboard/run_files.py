@@ -1,0 +1,35 @@
+"""The files of a job here that viewers may download."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+#: Maximum number of files to list.
+_MOST = 2_000
+#: Files that may contain secrets, and those of the watch.
+_PRIVATE = ("connection.json", "variables.json")
+
+
+def list_files(run_dir: Path) -> dict[str, int]:
+    """Return the sizes of a job's files by their paths in its folder.
+
+    Links, hidden files, and files that may contain secrets are left out.
+    """
+    found: dict[str, int] = {}
+    for parent, folders, names in os.walk(run_dir):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            path = Path(parent, name)
+            hidden = name.startswith(".") or (path.parent == run_dir and name in _PRIVATE)
+            if hidden or path.is_symlink() or not path.is_file():
+                continue
+            if len(found) == _MOST:
+                return found
+            found[str(path.relative_to(run_dir))] = path.stat().st_size
+    return found
+
+
+def find(run_dir: Path, name: str) -> Path | None:
+    """Return a file of the list by its path in the job's folder; None if it is not in the list."""
+    return run_dir / name if name in list_files(run_dir) else None
