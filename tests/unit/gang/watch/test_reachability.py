@@ -14,7 +14,7 @@ def test_without_any_connection_the_job_is_left_alone_until_all_states_are_read(
     lost = failed("exited with code 1: UnavailableError: x", ended_at=9.0)
     first = failed("exited with code 3: ValueError", exit_code=3, ended_at=8.0)
     # The rank that answers first failed because of the other one.
-    hosts = Hosts(worker_0=[STEPPING, *cut, lost], worker_1=[STEPPING, *cut, *cut, first])
+    hosts = Hosts(worker_0=[STEPPING, *cut, lost], worker_1=[STEPPING, *cut, *cut[:3], first])
     watched = gang(hosts, unreachable_timeout=10.0)
     outcome = watched.follow()
     assert outcome.root_cause == "worker-1"
