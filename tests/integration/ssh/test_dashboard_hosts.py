@@ -16,7 +16,7 @@ from tests.support.jobs import plain
 from tests.support.lab import REPOSITORY, Labs, environment, free_port
 from tests.support.testbed import Testbed
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.soak]
 #: A cell of a table, and the word of a state in it.
 HOST = re.compile(r'data-label="host">(.*?)</td>\s*<td data-label="state"><span [^>]*>(.*?)</span>')
 JOB = re.compile(
