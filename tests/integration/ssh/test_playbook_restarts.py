@@ -57,7 +57,7 @@ def a_lab(testbed: Testbed, folder: Path, kind: str) -> Lab:
     [
         ("killed", "train.yml"),
         ("spare", "attach.yml"),
-        ("fewer", "train.yml"),
+        pytest.param("fewer", "train.yml", marks=pytest.mark.soak),  # see also test_growing.py
         pytest.param("killed", "attach.yml", marks=pytest.mark.soak),
         pytest.param("spare", "train.yml", marks=pytest.mark.soak),
         pytest.param("fewer", "attach.yml", marks=pytest.mark.soak),
