@@ -50,6 +50,7 @@ def test_a_host_that_goes_down_and_comes_back_is_reported(ssh_lab: Labs, testbed
             wait_until(lambda: dict(JOB.findall(shown())) == {"night": "running"}, shown)
             assert "not followed from this machine" in shown()
             job.process.send_signal(signal.SIGINT)  # without a terminal, it is left running
+            assert job.process.wait(60) == 130
             with faults.off(testbed.hosts[1]):
                 wait_until(lambda: states()["worker1"] == "not answering", states)
                 assert states()["worker0"] == "up"
