@@ -18,7 +18,8 @@ from train.gang.errors import UserError
 
 #: Prints its arguments and the files that it is given, with control characters.
 PROGRAM = """
-import json, sys, time
+import json, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
 read = {}
 for word in sys.argv[1:]:
     name, equals, path = word.partition("=")
