@@ -77,6 +77,7 @@ def test_what_was_changed_by_hand_or_cut_off_is_put_right(bed: Testbed) -> None:
     assert shell(bed, "systemctl is-enabled chrony", 1) == "enabled\n"
 
 
+@pytest.mark.soak
 def test_a_wrong_clock_is_named(bed: Testbed) -> None:
     on_each(bed, "systemctl stop chrony")  # after a restart, chrony asks at once
     bed.exec("host-0", "systemd-run", "--unit=ntp", "python3", "-c", NTP_SERVER, user="root")
@@ -110,6 +111,7 @@ def shifted_clock(bed: Testbed, seconds: float) -> Iterator[None]:
         shell(bed, "rm /usr/local/bin/date", 1, check=True)
 
 
+@pytest.mark.soak
 def test_clocks_without_a_source_are_compared(bed: Testbed) -> None:
     nobody: dict[str, Any] = {"clock_sync_servers": ["192.0.2.1"]}
     done = run(bed, **nobody).checked()

@@ -81,7 +81,10 @@ def test_the_rules_are_shown_before_and_hold_after_a_restart(bed: Testbed) -> No
             f"nft delete table inet train && rm {UNITS}/train-firewall.service",
             "nft add rule inet train input accept && systemctl disable train-firewall",
         ),
-        (f"sed -i s/12345/1/ {RULES}", "rm /etc/train-firewall/listed.nft"),
+        pytest.param(
+            (f"sed -i s/12345/1/ {RULES}", "rm /etc/train-firewall/listed.nft"),
+            marks=pytest.mark.soak,
+        ),
     ],
 )
 def test_damage_is_seen_and_repaired(bed: Testbed, damages: tuple[str, str]) -> None:

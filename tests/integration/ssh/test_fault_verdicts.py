@@ -169,9 +169,8 @@ def test_two_of_three_ranks_lose_each_other(
 
 
 # All directions, sizes and orders of ends are in tests/unit/gang/watch/test_outcome.py.
-@pytest.mark.parametrize(
-    ("size", "direction"), [(3, "in"), pytest.param(4, "out", marks=pytest.mark.soak)]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize(("size", "direction"), [(3, "in"), (4, "out")])
 def test_one_rank_is_cut_off_and_no_other_is_blamed(
     ssh_lab: Labs, testbed: Testbed, size: int, direction: str
 ) -> None:
