@@ -92,11 +92,12 @@ def test_mnist_fit_resumes_after_a_worker_was_killed(lab: Lab, tmp_path: Path) -
             r"Epoch (\d+)/30",
             r"SHA-256 of the weights, the same in every process: \w+",
         ),
-        (
+        pytest.param(
             "jax-loop",
             ["--steps", "1500"],
             r"2 devices, from step (\d+)",
             r"sum of the norms of the weights, the same everywhere: [\d.]+",
+            marks=pytest.mark.soak,
         ),
     ],
 )

@@ -108,6 +108,7 @@ def test_packages_are_installed_once_and_go_with_the_last_job(lab: Lab, script: 
         assert environment.exists() is stays
 
 
+@pytest.mark.soak
 def test_without_a_framework_only_the_requested_packages_are_installed(
     local_lab: Labs, tmp_path: Path
 ) -> None:

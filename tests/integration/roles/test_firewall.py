@@ -156,6 +156,7 @@ def assert_open(bed: Testbed) -> None:
     assert reached(bed) == [True, True, False, False]
 
 
+@pytest.mark.soak
 def test_ufw_and_firewalld_are_opened_with_the_commands_of_the_warnings(bed: Testbed) -> None:
     for number, command in enumerate((UFW, f"{INSTALL} firewalld netbase nftables")):
         shell(bed, f"systemctl stop rank; {command} && {LISTEN}", number, check=True)
@@ -180,6 +181,7 @@ def test_the_rules_outlast_reloads_of_the_other_firewall(bed: Testbed) -> None:
     assert reached(bed) == [True, True, False, False]
 
 
+@pytest.mark.soak
 def test_chains_of_the_operators_own(bed: Testbed) -> None:
     """host-1 has an nftables chain, and host-0 an iptables policy."""
     policy = "iptables -A INPUT -p tcp --dport 22 -j ACCEPT; iptables -P INPUT DROP"

@@ -62,6 +62,7 @@ def admitted(bed: Testbed, host: Host) -> list[str]:
     return [line for line in lines if not line.startswith("#")]
 
 
+@pytest.mark.soak
 @pytest.mark.docker
 def test_hosts_that_break_come_leave_and_get_new_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.docker
 WITHOUT = {"train_job_python": "/usr/bin/python3"}
 
 
+@pytest.mark.soak
 @pytest.mark.tensorflow
 def test_chief_two_workers_and_an_evaluator(
     ssh_lab: Labs, testbed: Testbed, tf_python: str
