@@ -94,11 +94,16 @@ def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GoogleClo
         yield standing
 
 
+@pytest.fixture(scope="module")
+def mounts(shared: Path) -> Any:
+    """Return what containers need of TensorFlow. Its wheels cannot come through the stand-in."""
+    return json.loads(once(shared, "mounts", lambda: json.dumps(tensorflow_mounts("3.11"))))
+
+
 @pytest.fixture
-def containers(cloud: GoogleCloud, shared: Path) -> Iterator[Containers]:
+def containers(mounts: Any, cloud: GoogleCloud) -> Iterator[Containers]:
     """Containers as the stand-in's machines, with TensorFlow's wheels."""
-    mounts = once(shared, "mounts", lambda: json.dumps(tensorflow_mounts("3.11")))
-    machines = Containers(f"gcp-{secrets.token_hex(4)}", json.loads(mounts))
+    machines = Containers(f"gcp-{secrets.token_hex(4)}", mounts)
     cloud.machines = machines
     try:
         yield machines
