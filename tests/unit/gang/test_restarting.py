@@ -127,9 +127,10 @@ def test_another_attempt_follows_when_a_job_grows_and_it_is_no_failure(run_dir: 
     manifest = {"attempt": 4, "attempts": attempts, "policy": POLICY}
     (run_dir / "manifest.json").write_text(json.dumps(manifest))
     result: Any = {"state": "stopped", "root_cause": None, "cause": "grown", "step": 8, "ranks": []}
+    stopped: Any = {**result, "cause": None}
     following = causes.next_attempt(result, run_dir)
     assert (following["restart"], following["restart_delay"]) == (True, 0.0)
-    assert causes.next_attempt({**result, "cause": None}, run_dir)["restart"] is False
+    assert causes.next_attempt(stopped, run_dir)["restart"] is False
 
 
 def test_a_job_that_is_stopped_between_two_attempts_ends(run_dir: Path) -> None:

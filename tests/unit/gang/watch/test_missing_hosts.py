@@ -13,6 +13,7 @@ import pytest
 from tests.support.bare_ranks import wait_until
 from tests.unit.gang.watch.made_up_gang import STEPPING, Hosts, Make, done
 from tests.unit.gang.watch.made_up_views import view
+from train.gang import connections
 from train.gang.errors import UnreachableError, UserError
 from train.gang.watch import missing_hosts
 from train.gang.watch.missing_hosts import Growth, Rules
@@ -44,7 +45,7 @@ def growth_with(
 
 def at_step(step: int, steps: int = 1000) -> list[View]:
     made = view("worker-0")
-    made.record.update(step=step, steps=steps)
+    made.record = {"step": step, "steps": steps}
     return [made]
 
 
@@ -74,7 +75,12 @@ def test_a_host_that_stays_away_changes_nothing() -> None:
 )
 def test_a_job_without_a_checkpoint_grows_on_request_only(mode: str, grows: bool) -> None:
     asked: list[int] = []
-    with growth_with(has_checkpoint=lambda: bool(asked.append(1)), mode=mode) as growth:
+
+    def has_checkpoint() -> bool:
+        asked.append(1)
+        return False
+
+    with growth_with(has_checkpoint=has_checkpoint, mode=mode) as growth:
         wait_until(lambda: grows or len(asked) > 1, "it asks for a checkpoint")
         time.sleep(0.1)
         assert bool(growth.returned(time.monotonic(), at_step(5))) == grows
@@ -186,7 +192,7 @@ def test_an_invalid_variable_of_a_missing_host_does_not_end_the_watch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(missing_hosts.connections, "say", said.append)
+    monkeypatch.setattr(connections, "say", said.append)
     play = a_play({"broken": ["node-2"]}, [])
     ranks = of_ranks(("worker-0", "node-1"))
     assert missing_hosts.growth_of(play, options("auto"), ranks, [view("worker-0")]) is None
