@@ -71,7 +71,7 @@ class HostFollower:
                 self._over.wait(_PAUSES[min(failures, len(_PAUSES)) - 1])
 
     def _follow(self) -> str:
-        """Run the playbook until it is no longer wanted; return why it has ended before that."""
+        """Run the playbook while it is wanted; return why it ended early, or an empty string."""
         with Scratch("dashboard") as folder:
             given: dict[str, Any] = {
                 **self._variables,

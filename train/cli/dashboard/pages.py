@@ -192,8 +192,8 @@ class Pages:
     def log_of(self, job: str, task: str, attempt: str) -> tuple[Path, list[int]]:
         """Return the path of a rank's log, and the numbers of the attempts that have one.
 
-        ``attempt`` is a number, or empty for the last one. Raise UnknownError if there is no such
-        log.
+        ``attempt`` is a number, or empty for the last one. Raise UnknownError if that log does
+        not exist.
         """
         run_dir = self.check_job(job)
         names = run_files.list_files(run_dir)

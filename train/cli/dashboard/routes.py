@@ -205,7 +205,7 @@ class Routes:
         """Send a file that pages load."""
         name = request.path_params["name"]
         if name not in STATIC:
-            raise UnknownError("There is no such file.")
+            raise UnknownError("This file does not exist.")
         path, kind = STATIC[name]
         headers = {"Cache-Control": "private, max-age=604800"}
         return FileResponse(str(path), media_type=kind, headers=headers)
@@ -216,7 +216,7 @@ class Routes:
         """Ask before an act on a job."""
         job, act = request.path_params["job"], request.path_params["act"]
         if act not in _JOB_ACTS or not await run_in_threadpool(self._pages.is_listed, job):
-            raise UnknownError("There is no such page.")
+            raise UnknownError("This page does not exist.")
         row = await run_in_threadpool(self._pages.rows.row, job, self._hosts.listed)
         return self._page(request, "ask.html.j2", job=job, act=act, row=row)
 
@@ -224,7 +224,7 @@ class Routes:
         """Start an act on a job."""
         job, act = request.path_params["job"], request.path_params["act"]
         if act not in _JOB_ACTS or not await run_in_threadpool(self._pages.is_listed, job):
-            raise UnknownError("There is no such page.")
+            raise UnknownError("This page does not exist.")
         return _to(self._acts.start(act, job, _JOB_ACTS[act]))
 
     async def run_doctor(self, request: Request) -> Response:
@@ -253,7 +253,7 @@ class Routes:
     def _act_of(self, request: Request) -> Act:
         act = self._acts.get(request.path_params["number"])
         if act is None:
-            raise UnknownError("There is no such act: the dashboard may have been started again.")
+            raise UnknownError("This act is unknown: the dashboard may have been started again.")
         return act
 
     # Answers.

@@ -64,7 +64,7 @@ def serve(args: Namespace, variables: Variables) -> int:
 def server_of(
     rules: access.Access, hosts: HostFollower, acts: Acts, variables: Variables, port: int
 ) -> tuple[Server, Routes]:
-    """Return a server, and its routes, whose streams end when they are told to."""
+    """Return a server, and its routes, whose streams end when the server stops."""
     pages = Pages(rules, hosts, acts, variables)
     routes = Routes(pages, hosts, acts)
     app = Guard(routes.application(), rules, port, routes.refuse)
@@ -121,7 +121,7 @@ def listen(address: str, port: int | None) -> socket.socket:
 
 
 def _address(rules: access.Access, port: int) -> str:
-    """Return the line that tells viewers where the dashboard is."""
+    """Return the line with the address of the dashboard."""
     host = f"[{rules.bind}]" if ":" in rules.bind else rules.bind
     if rules.bind in ("0.0.0.0", "::"):
         host = socket.gethostname()

@@ -1,4 +1,4 @@
-"""The parts of pages: what they show, and that data is only text."""
+"""The parts of pages. They show data as text only."""
 
 from __future__ import annotations
 
