@@ -165,6 +165,7 @@ assert tests[1, 0, 5].tolist() == data[1, 5::1024].tolist(), tests[1, 0]
     assert rank.said().endswith("loss and accuracy are not those of CIFAR-10\n")
 
 
+@pytest.mark.soak
 @pytest.mark.tensorflow
 def test_one_host_gpus(lab: Lab, start: Start, tmp_path: Path) -> None:
     example, _, arguments = given("one-host-gpus")
@@ -243,6 +244,7 @@ def test_tfds(start: Start, tfds_packages: Path, tmp_path: Path) -> None:
     assert float(re.findall(r" - accuracy: ([0-9.]+)", first.said())[-1]) > 0.8
 
 
+@pytest.mark.soak
 @pytest.mark.tensorflow
 def test_custom_loop_in_the_notebook(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     import nbformat
@@ -276,6 +278,7 @@ def test_custom_loop_in_the_notebook(lab: Lab, monkeypatch: pytest.MonkeyPatch) 
     assert first == second
 
 
+@pytest.mark.soak
 @pytest.mark.tensorflow
 def test_own_playbook(tf_python: str, tmp_path: Path) -> None:
     folder = EXAMPLES / "own-playbook"
@@ -315,6 +318,7 @@ def test_the_example_of_an_own_network_trains(lab: Lab, tmp_path: Path) -> None:
     assert set(manifest["git"]) == {"commit", "clean"}
 
 
+@pytest.mark.soak
 @pytest.mark.tensorflow
 def test_the_script_that_was_taken_to_several_machines(start: Start, tmp_path: Path) -> None:
     ranks = run_gang(start, tmp_path, script=blocks(YOUR_SCRIPT, "python")[0])
