@@ -102,7 +102,8 @@ def await_restart(play: connections.Play, args: Args) -> Returned:
     be reached.
 
     The result contains ``attempt``, the number of the next attempt, and ``min_workers``, which is 0
-    while all hosts are required. A job that ``grows`` requires no more hosts than before.
+    while all hosts are required. A job that ``grows`` requires no more hosts than before. After its
+    attempt was refused, it continues ``without`` the hosts that were to join.
     """
     run_dir, before = Path(args["run_dir"]).expanduser(), args["before"]
     manifest = read_manifest(run_dir.name, run_dir.parent)
@@ -110,8 +111,9 @@ def await_restart(play: connections.Play, args: Args) -> Returned:
     refusals = int(before["refusals"]) if is_retry else 0
     failed_at = float(before["failed_at"]) if is_retry else time.time()
     ended = causes.last_result(run_dir)
-    grows = bool(before.get("grows"))
+    grows, without = bool(before.get("grows")), {}
     if is_retry:
+        without = dict(before.get("without") or {})
         pause = min(_LONGEST_PAUSE_S, _POLL_S * 2 ** (refusals - 1))
     else:
         grows = ended is not None and ended.get("cause") == cause_names.GROWN
@@ -131,7 +133,7 @@ def await_restart(play: connections.Play, args: Args) -> Returned:
                 elif _is_enough(groups, hosts.unreachable, manifest):
                     is_retry = False
             is_patient = time.time() - failed_at < float(manifest["policy"]["host_wait"])
-            if time.monotonic() >= due and not (is_retry and is_patient):
+            if time.monotonic() >= due and not (is_retry and is_patient and not without):
                 break
             left = due - time.monotonic()
             time.sleep(left if 0 < left < _PAUSE_S else _PAUSE_S)
@@ -145,6 +147,7 @@ def await_restart(play: connections.Play, args: Args) -> Returned:
         "attempt": manifest["attempt"] + 1,
         "min_workers": 0 if is_patient and not grows else manifest["policy"]["min_workers"],
         "grows": grows,
+        "without": without,
         "is_patient": is_patient,
         "failed_at": failed_at,
         "refusals": refusals,
@@ -186,8 +189,9 @@ def _is_enough(
 def judge_refusal(play: connections.Play, args: Args) -> Returned:
     """Decide how to proceed after an attempt could not start.
 
-    Follow the attempt if another control node has started it, end the job if it was stopped, try
-    again if lost hosts may return, or else let the job fail.
+    Follow the attempt if another control node has started it, end the job if it was stopped,
+    continue as before if the job was to grow, try again if lost hosts may return, or else let the
+    job fail.
     """
     run_dir, tried = Path(args["run_dir"]).expanduser(), dict(args["tried"])
     refusal = _refusal(play, args["gang_steps"])
@@ -201,6 +205,9 @@ def judge_refusal(play: connections.Play, args: Args) -> Returned:
     if not refusal.get("nothing_answered"):
         lines.append(str(refusal["msg"]))
     message = "\n".join(lines)
+    members = _last_members(manifest)
+    if tried.get("grows") and not tried.get("without") and not members.intersection(lost):
+        return _as_before(play, run_dir, tried, members, message)
     is_cut_off = _is_cut_off(manifest, dict.fromkeys(lost, ""))
     if is_cut_off or tried["is_patient"]:
         failed_at = time.time() if is_cut_off else tried["failed_at"]
@@ -214,6 +221,24 @@ def judge_refusal(play: connections.Play, args: Args) -> Returned:
         return {**tried, "then": RESTART, "failed_at": failed_at, "refusals": refusals}
     causes.give_up(run_dir, message)
     return _ended(play, run_dir, str(args["metrics_dir"]))
+
+
+def _last_members(manifest: Manifest) -> set[str]:
+    """Return the hosts of the job's last attempt that was started."""
+    started = [attempt for attempt in manifest["attempts"] if attempt["staged"]]
+    return set(started[-1]["ranks"].values()) if started else set()
+
+
+def _as_before(
+    play: connections.Play, run_dir: Path, tried: Returned, members: set[str], message: str
+) -> Returned:
+    """Return how a job continues that should have grown, but could not start with more hosts."""
+    joining = [host for host in play.hosts if host not in members]
+    text = f"the job continues without {login_failures.names_of(joining)}: {message}"
+    connections.say(text)
+    journal.write_event(run_dir, notice={"kind": "growing", "task": None, "text": text})
+    why = f"the job could not start with it: {message.partition(chr(10))[0]}"
+    return {**tried, "then": RESTART, "without": dict.fromkeys(joining, why), "refusals": 1}
 
 
 def _refusal(play: connections.Play, steps: Sequence[str]) -> Mapping[str, Any]:
