@@ -88,6 +88,7 @@ ln --symbolic --force /usr/bin/python3 ~/other/bin/python
 """
 
 
+@pytest.mark.soak
 def test_a_job_continues_without_a_host_with_which_it_cannot_start(
     testbed: Testbed, tmp_path: Path
 ) -> None:
