@@ -16,8 +16,9 @@ from train.host import json_files
 def choose_hosts(play: connections.Play, args: Args) -> dict[str, object]:
     """Choose the hosts of an attempt from the results of ``host_check``.
 
-    Hosts in ``without`` are excluded for the given reasons. ``warnings`` are about excluded hosts, and about machines with several names. Raise UserError if
-    the remaining hosts are not enough, NothingAnsweredError if no host answered.
+    Hosts in ``without`` are excluded for the given reasons. ``warnings`` are about excluded hosts,
+    and about machines with several names. Raise UserError if the remaining hosts are not enough,
+    NothingAnsweredError if no host answered.
     """
     groups = {
         kind: machine_ranks.in_order(hosts, play.machine_of)
