@@ -17,6 +17,7 @@ from train.host import (
     ends,
     environments,
     host_facts,
+    leases,
     plain_text,
     probe,
     progress_records,
@@ -325,7 +326,12 @@ used = fields(
         "usage": record(usage.Usage, gpus=items(record(usage.GpuUse), MAX_GPUS)),
         "owners": mapping(job, text(100)),
         "holds": items(
-            record(usage.Held, user=text(100), state=text(20), resources=items(text(200), MAX_GPUS))
+            record(
+                usage.Held,
+                user=text(100),
+                state=one_of(leases.STARTED, leases.TAKEN, leases.QUEUED),
+                resources=items(text(200), MAX_GPUS),
+            )
         ),
     }
 )

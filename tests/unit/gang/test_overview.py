@@ -20,6 +20,10 @@ USED = {
     **{"cores": 2, "load": 1.0, "memory_total": 4, "memory_free": 2, "disk_total": 4},
     **{"disk_free": 1, "gpus": [], "gpu_error": ""},
 }
+HELD = {
+    **{"state": "started", "job": "x", "task": "worker-0", "user": "eve", "since": 1.0},
+    "resources": ["port/1"],
+}
 
 
 class Play:
@@ -98,6 +102,7 @@ def test_a_host_that_goes_down_keeps_its_last_answer_and_comes_back(followed: An
         {"usage": {**USED, "gpus": [{}] * 1000}},
         {"owners": {"../x": "anna"}},
         {"holds": "all"},
+        {"holds": [{**HELD, "state": "stolen"}]},
         {"jobs": 7},
     ],
 )
