@@ -7,6 +7,7 @@ raise ReportError.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Collection, Mapping
 from types import NoneType
@@ -16,6 +17,7 @@ from train.gang import cause_names
 from train.host import (
     ends,
     environments,
+    frameworks,
     host_facts,
     leases,
     plain_text,
@@ -229,7 +231,7 @@ _FIELDS: dict[str, Check] = {
     "python_series": matching(r"3\.[0-9]{1,2}", "is not a Python version"),
     "framework": one_of("tensorflow", "jax", "none"),
     "variant": one_of("cpu", "gpu", "any"),
-    "versions": mapping(text(100), text(100), 100),
+    "versions": mapping(one_of(*itertools.chain(*frameworks.PACKAGES.values())), text(100)),
     **dict.fromkeys(("key", "machine", "place"), text(MAX_PATH)),
     "addresses": items(matching(r"[0-9]{1,3}(\.[0-9]{1,3}){3}", "is not an IPv4 address")),
     "attempt": integer(1, 10**6),
