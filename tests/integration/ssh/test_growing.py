@@ -93,8 +93,8 @@ def test_a_job_continues_without_a_host_with_which_it_cannot_start(
     testbed: Testbed, tmp_path: Path
 ) -> None:
     port = {"train_job_port": free_port()}
-    variables = [port, {**port, "train_job_python": "~/other/bin/python"}]
-    ranks = [Rank(f"w{n}", testbed.hosts[n], variables[n]) for n in (0, 1)]
+    other = {**port, "train_job_python": "~/other/bin/python"}
+    ranks = [Rank("w0", testbed.hosts[0], port), Rank("w1", testbed.hosts[1], other)]
     inventory = testbed.write_inventory({"worker": ranks}, path=tmp_path / "inventory")
     rules = {
         "train_job_min_workers": 1,
