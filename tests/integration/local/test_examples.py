@@ -139,7 +139,7 @@ def test_jax_resumes_after_a_worker_was_killed(
 
 def test_a_restart_of_jax_after_the_last_step_completes(jax_python: str, tmp_path: Path) -> None:
     for begun in (0, 3):
-        words = [jax_python, EXAMPLES / "jax-loop/main.py", "--steps", "3"]
+        words = [jax_python, str(EXAMPLES / "jax-loop/main.py"), "--steps", "3"]
         done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert f"from step {begun}\n" in done.stdout
