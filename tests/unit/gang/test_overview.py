@@ -94,6 +94,18 @@ def test_a_host_that_goes_down_keeps_its_last_answer_and_comes_back(followed: An
     wait_until(lambda: read()["hosts"]["a"]["error"] == "", read)
 
 
+def test_a_host_that_rejects_logins_is_rarely_asked(followed: Any) -> None:
+    """Because fail2ban would ban the control node."""
+    rejected = UnreachableError("permission denied", "key-denied")
+    play = Play(
+        {"a": rejected, "b": UnreachableError("timed out", "timeout")}, {"a": ["a"], "b": ["b"]}
+    )
+    read = followed(play)
+    wait_until(lambda: sum(host == "b" for host, *_ in play.asked) > 5, read)
+    assert sum(host == "a" for host, *_ in play.asked) == 1
+    assert read()["hosts"]["a"]["error"] == "permission denied"
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -258,10 +258,19 @@ def _remote_row(job: Mapping[str, Any], waiting: str) -> JobRow:
         hosts=job["hosts"],
         step=", ".join(lines.counts(job["progress"], "step", "epoch")),
         part=part_of(job["progress"]) if job["state"] not in ENDED else None,
-        cause=next((rank["reason"] for rank in job["ranks"] if rank["phase"] == "failed"), ""),
+        cause=_first_failure(job["ranks"]),
         started_at=job["started_at"],
         needs_attach=job["state"] not in ENDED and not waiting,
     )
+
+
+def _first_failure(ranks: Sequence[Mapping[str, Any]]) -> str:
+    """Return the reason of the rank that failed first; empty if none did."""
+    failed = [rank for rank in ranks if rank["phase"] == "failed"]
+    first = min(
+        failed, key=lambda rank: rank.get("ended_at") or float("inf"), default={"reason": ""}
+    )
+    return str(first["reason"])
 
 
 def _furthest(events: Iterable[RankEvent]) -> Progress:

@@ -41,7 +41,10 @@ def listed_job(job: str, state: str) -> dict[str, Any]:
             "hosts": ["node-1"],
         },
         **{"progress": {"step": 7, "steps": 10}, "started_at": time.time() - 60},
-        "ranks": [{"task": "worker-0", "phase": "failed", "reason": "was killed"}],
+        "ranks": [  # the second one failed first
+            {"task": "worker-0", "phase": "failed", "reason": "lost a peer", "ended_at": 9.0},
+            {"task": "worker-1", "phase": "failed", "reason": "was killed", "ended_at": 7.0},
+        ],
     }
 
 
