@@ -26,9 +26,11 @@ from rich.text import Text
 from train.cli import inventories, playbooks, tracking
 from train.cli.ansible_options import Variables, absolute
 from train.cli.display import STYLES, JsonDisplay, best_display
-from train.cli.job import Job, host_python, run_dir_of, status, stop
+from train.cli.job import Followed, Job, host_python, run_dir_of, status, stop
 from train.cli.output import Exit, announce, complain, exit_code, noted_interrupts, print_table
 from train.cli.report import compare_jobs, text_of, write_comparison, write_report
+from train.cli.watch_lock import WatchedError
+from train.cli.watched import WatchedJob
 from train.gang import lines, listing, reports, suggestions
 from train.gang.errors import UserError
 from train.gang.job_records import MANIFEST_FILE, MergedJob, read_result
@@ -37,6 +39,9 @@ from train.gang.scratch import Scratch
 from train.host import frameworks, plain_text, records
 from train.host.records import ABSENT
 from train.host.tensorboard import ADDRESS, start_board
+
+#: The signal with which a command in the terminal lets its background process stop the job.
+STOP = signal.SIGUSR1
 
 
 def run(args: Namespace, variables: Variables) -> int:
@@ -58,7 +63,7 @@ def run(args: Namespace, variables: Variables) -> int:
         if (run_dir / MANIFEST_FILE).exists():
             announce("run", f"restarting job {args.job}, because Slurm has restarted its batch job")
             return restart(args, variables)
-    return _watch(Job.start(args.script, args.arguments, variables=chosen, **given), args)
+    return watch(Job.start(args.script, args.arguments, variables=chosen, **given), args)
 
 
 def show_help(
@@ -83,27 +88,47 @@ def show_help(
 
 
 def attach(args: Namespace, variables: Variables) -> int:
-    """Follow a job that is already running."""
+    """Follow a job that is already running.
+
+    If another command of this control node watches it, show what that command reports.
+    """
     chosen = _with_strict(args, variables)
-    return _watch(Job.attach(args.job, inventory=args.inventory, variables=chosen), args)
+
+    def attached() -> Job:
+        return Job.attach(args.job, inventory=args.inventory, variables=chosen)
+
+    try:
+        return watch(attached(), args)
+    except WatchedError as error:
+        if "channel" in args:
+            complain("attach", str(error))
+            return Exit.COMPLETED if error.watcher.get("background") else Exit.REFUSED
+        run_dir = run_dir_of(args.job, chosen)
+        about = (error.watcher, args.inventory, chosen)
+        return watch(WatchedJob(args.job, run_dir, *about, attached), args)
 
 
 def restart(args: Namespace, variables: Variables) -> int:
     """Restart a job that has failed or was stopped."""
     chosen = _with_strict(args, variables)
-    return _watch(Job.restart(args.job, inventory=args.inventory, variables=chosen), args)
+    return watch(Job.restart(args.job, inventory=args.inventory, variables=chosen), args)
 
 
 def _with_strict(args: Namespace, variables: Variables) -> Variables:
     return {**variables, "train_job_strict": True} if args.strict else variables
 
 
-def _watch(job: Job, args: Namespace) -> int:
-    display = best_display(args.json, job.run_dir)
-    shown: JsonDisplay | tracking.TrackedDisplay = display
-    if args.mlflow:
-        shown = tracking.TrackedDisplay(display, args.mlflow, job.run_dir)
-    with noted_interrupts() as interrupts:
+def watch(job: Followed, args: Namespace) -> int:
+    """Show a job's events until it has a result, and return the exit code.
+
+    If ``args`` has a ``channel``, this process runs in the background.
+    """
+    channel = getattr(args, "channel", None)
+    with noted_interrupts(*([STOP] if channel else [])) as interrupts:
+        display = channel.open(job) if channel else best_display(args.json, job.run_dir)
+        shown: JsonDisplay | tracking.TrackedDisplay = display
+        if args.mlflow:
+            shown = tracking.TrackedDisplay(display, args.mlflow, job.run_dir)
         stopping = False
         try:
             while job.result is None:
@@ -111,6 +136,8 @@ def _watch(job: Job, args: Namespace) -> int:
                     shown.event(event)
                 if interrupts:
                     choice, signum = args.on_interrupt, interrupts[-1]
+                    if channel:
+                        choice = _in_background(choice, interrupts)
                     interrupts.clear()
                     # After other signals there is no user to ask.
                     if choice == "ask" and signum == signal.SIGINT and not stopping:
@@ -139,17 +166,31 @@ def _watch(job: Job, args: Namespace) -> int:
             )
             return Exit.UNWATCHED
     try:
-        write_report(job.result.run_dir)
+        if job.result.state != "detached":
+            write_report(job.result.run_dir)
     except FileNotFoundError:
         pass  # nothing was started
     except Exception as error:  # the page depends on data from hosts; fail no job
         complain(args.command, f"the report could not be written: {type(error).__name__}: {error}")
+    job.close()
     try:
         shown.result(job.result)
     except BrokenPipeError:
         _ignore_output()
     doubted = job.result.strict and job.result.state == "completed" and job.result.doubts
     return Exit.DOUBTFUL if doubted else Exit[job.result.state.upper()]
+
+
+def _in_background(choice: str, signums: Sequence[int]) -> str:
+    """Return what to do after signals to a process in the background, where no user is asked.
+
+    ``choice`` is the value of ``--on-interrupt``.
+    """
+    if STOP in signums:
+        return "stop"
+    if set(signums) == {signal.SIGHUP}:  # the end of a terminal
+        return "continue"
+    return "stop" if choice == "stop" else "leave"
 
 
 def _ignore_output() -> None:

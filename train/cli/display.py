@@ -42,6 +42,8 @@ _PACE_WINDOW, _PACE_LEAST = 180.0, 5.0
 #: The lag of a rank is counted in units of this fraction of the leading rank's steps, so that the
 #: order of ranks is stable.
 _BEHIND_PART = 0.1
+#: The states of a job in which a command has done what it was asked for.
+_GOOD = ("completed", "detached")
 #: The task types that make training steps.
 _TRAINING = ("chief", "worker")
 
@@ -227,7 +229,7 @@ class PlainDisplay(JsonDisplay):
         if result.ranks:
             text.append(f"  results: {result.run_dir}")
         self.pause()
-        self._say("\n".join(text), "bold green" if result.state == "completed" else "bold red")
+        self._say("\n".join(text), "bold green" if result.state in _GOOD else "bold red")
         for line in lines.remarks(result.doubts, result.notes):
             self._say(line, "yellow")
 

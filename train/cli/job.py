@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
-from train.cli import inventories, playbooks, suggesting
+from train.cli import inventories, playbooks, suggesting, watch_lock
 from train.cli.ansible_options import (
     DATA,
     TEMPLATE,
@@ -27,7 +27,7 @@ from train.cli.ansible_options import (
 )
 from train.gang import REPOSITORY, job_records, reports, suggestions
 from train.gang.errors import UserError
-from train.gang.job_records import EVENTS_FILE, MANIFEST_FILE, RankResult
+from train.gang.job_records import EVENTS_FILE, MANIFEST_FILE, RankResult, ResultRecord
 from train.gang.packages import requested
 from train.gang.plan import withdrawal
 from train.gang.plan.script_files import WORKER, find_includes, find_script
@@ -42,6 +42,8 @@ _START_LIMIT = 60.0
 _END_LIMIT, _END_LIMIT_FAILED = 300.0, 30.0
 #: Maximum number of times to attach again to a job whose playbook was killed.
 _BROKEN_OFF = 3
+#: The output of a watch in the background, in the job's folder.
+WATCH_LOG = "watch.log"
 #: The role's variables that a job was started with, for later commands.
 VARIABLES_FILE = "variables.json"
 _RUNS_DIR = "train_job_runs_dir"
@@ -80,7 +82,8 @@ class Result:
         state: ``completed``, ``failed``, ``stopped``; ``refused`` (nothing was started because of
             wrong input or a host that is not ready); ``unreachable`` (nothing was started because
             of an unreachable host); ``left`` (the user left the job running); ``unwatched`` (the
-            watch ended by itself and the job continues).
+            watch ended by itself and the job continues); ``detached`` (all ranks have started, and
+            the watch continues in the background).
         metrics: the chief's last metrics, such as ``test_accuracy``.
         ranks: see ``result.json`` in docs/formats.md.
         run_dir: the job's folder on the control node.
@@ -100,6 +103,49 @@ class Result:
     doubts: Sequence[str] = ()
     notes: Sequence[str] = ()
     strict: bool = False
+
+
+class Followed(Protocol):
+    """A job whose ``events`` are read until it has a ``result``."""
+
+    name: str
+    run_dir: Path
+    result: Result | None
+
+    def events(self, timeout: float = 0.25) -> Iterator[Event]:
+        """Yield the new events, after waiting for up to ``timeout`` seconds."""
+
+    def leave(self) -> Result:
+        """Stop following; the job keeps running."""
+
+    def request_stop(self) -> None:
+        """Begin to stop the job on every host; ``events`` continue until it has a result."""
+
+    def close(self) -> None:
+        """Let other commands watch the job, once this one does not follow it anymore."""
+
+
+def event_of(job: str, line: bytes) -> Event | None:
+    """Return the event in a line of ``events.jsonl``, or None if it is not JSON."""
+    try:
+        data = json.loads(line)
+    except ValueError:
+        return None
+    kinds = ("straggler", "notice", "restart")
+    kind = next((name for name in kinds if name in data), "rank")
+    about = data.get(kind, data)
+    task = about["root_cause" if kind == "restart" else "task"]
+    return Event(kind, job, str(task or ""), about)
+
+
+def result_of(ended: ResultRecord, run_dir: Path) -> Result:
+    """Return the result of a job from its ``result.json``, if no attempt follows."""
+    message, why_not = ended["message"], ended["restart_reason"]
+    if why_not and why_not not in message:
+        message = f"{message}\nnot restarted: {why_not}"
+    reported = (ended["metrics"], ended["ranks"], run_dir, ended["attempts"])
+    remarks = (ended.get("doubts", []), ended.get("notes", []), ended.get("strict", False))
+    return Result(run_dir.name, ended["state"], message, *reported, *remarks)
 
 
 def run_dir_of(job: str, variables: Variables) -> Path:
@@ -201,7 +247,9 @@ class Job:
         self.run_dir = run_dir_of(name, variables)
         self._events_path = self.run_dir / EVENTS_FILE
         self._new = is_new
+        self._lock: watch_lock.WatchLock | None = None
         if is_new:
+            self._take_lock()
             keep(name, variables)
             inventories.keep(self.run_dir, self.inventory, variables)
         self.variables = with_kept(name, variables)
@@ -283,7 +331,10 @@ class Job:
     def attach(
         cls, job: str, *, inventory: Inventory = None, variables: Variables | None = None
     ) -> Self:
-        """Follow a job that is already running; any control node with the inventory can do this."""
+        """Follow a job that is already running; any control node with the inventory can do this.
+
+        Raise UserError if another command of this control node watches the job.
+        """
         inventory, chosen = _of_job(job, inventory, variables)
         attached = cls(job, inventory, chosen)
         attached._begin("attach.yml")
@@ -295,8 +346,8 @@ class Job:
     ) -> Self:
         """Restart a job that has failed or was stopped, whatever the cause, from its checkpoints.
 
-        Raise UserError if the job is still running or unknown here, and ReportError if a host's
-        answer is malformed.
+        Raise UserError if the job is still running, watched by another command or unknown here, and
+        ReportError if a host's answer is malformed.
         """
         inventory, chosen = _of_job(job, inventory, variables)
         run_dir = run_dir_of(job, chosen)
@@ -321,11 +372,34 @@ class Job:
         again._begin("train.yml", **attempt)
         return again
 
+    def _take_lock(self) -> None:
+        """Lock the job's folder for other commands, if it exists. Raise WatchedError if it is."""
+        if self._lock is None and self.run_dir.is_dir():
+            self._lock = watch_lock.WatchLock(self.run_dir)
+            if self._lock.was_killed:
+                watch_lock.await_orphans(self.run_dir)
+
+    def note_background(self) -> None:
+        """Record for other commands that this process watches the job in the background."""
+        self._take_lock()
+        if self._lock is not None:
+            self._lock.note(background=True)
+
+    def close(self) -> None:
+        """Let other commands watch the job, once this one does not follow it anymore."""
+        if self._lock is not None:
+            self._lock.close()
+
     def _begin(self, playbook: str, **more: Any) -> None:
-        """Start a playbook that follows the job; raise OSError if the inventory is missing."""
+        """Start a playbook that follows the job.
+
+        Raise OSError if the inventory is missing, and WatchedError if another command of this
+        control node watches the job.
+        """
+        self._take_lock()
         self._attached = playbook == "attach.yml"
         self._running = True
-        if self._attached and self._offset == 0 and self._events_path.exists():
+        if self._offset == 0 and self._events_path.exists():  # of earlier attempts
             self._offset = self._events_path.stat().st_size
         manifest = job_records.read_manifest(self.run_dir)
         self._attempt_before = int(manifest["attempt"]) if manifest else 0
@@ -379,7 +453,8 @@ class Job:
         """
         over = self._playbook.wait(timeout)
         if self.run_dir.is_dir() and inventories.kept(self.run_dir) is None:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, watch_lock.WatchedError):
+                self._take_lock()
                 inventories.keep(self.run_dir, self.inventory, self.variables)
         outcome = self._playbook.outcome
         while outcome.tasks:
@@ -391,15 +466,8 @@ class Job:
         for text in outcome.take_waiting():
             yield Event("notice", self.name, "", {"kind": "login", "task": None, "text": text})
         for line in self._new_lines():
-            try:
-                data = json.loads(line)
-            except ValueError:
-                continue
-            kinds = ("straggler", "notice", "restart")
-            kind = next((name for name in kinds if name in data), "rank")
-            about = data.get(kind, data)
-            task = about["root_cause" if kind == "restart" else "task"]
-            yield Event(kind, self.name, str(task or ""), about)
+            if event := event_of(self.name, line):
+                yield event
         if self.result is not None:
             return
         yield from self._follow_stop()
@@ -409,16 +477,7 @@ class Job:
             if outcome.ended is None or outcome.ended["restart"]:
                 self._without_result(outcome)
             else:
-                self._with_result(outcome.ended)
-
-    def _with_result(self, ended: job_records.ResultRecord) -> None:
-        """Set the result of the job to the one that the role has reported."""
-        message, why_not = ended["message"], ended["restart_reason"]
-        if why_not and why_not not in message:
-            message = f"{message}\nnot restarted: {why_not}"
-        reported = (ended["metrics"], ended["ranks"], self.run_dir, ended["attempts"])
-        remarks = (ended.get("doubts", []), ended.get("notes", []), ended.get("strict", False))
-        self._end(Result(self.name, ended["state"], message, *reported, *remarks))
+                self._end(result_of(outcome.ended, self.run_dir))
 
     def _without_result(self, outcome: playbooks.PlaybookOutcome) -> None:
         """Handle a playbook that ended without a final result.
@@ -468,7 +527,9 @@ class Job:
         while self._is_starting and not self._playbook.wait(0.1) and time.monotonic() < until:
             pass
         was_running, is_down = self._running, self._is_down
-        if not self._close():
+        started = self._close()
+        self.close()
+        if not started:
             return self._end(self._result("left", self._nothing_started()))
         if was_running and self._playbook.outcome.calling == playbooks.START:
             outcome = stop(self.name, self.inventory, self.variables)
@@ -579,6 +640,9 @@ class Job:
         if self._new:
             (self.run_dir / VARIABLES_FILE).unlink(missing_ok=True)
             (self.run_dir / inventories.CONNECTION_FILE).unlink(missing_ok=True)
+            (self.run_dir / WATCH_LOG).unlink(missing_ok=True)
+            if self._lock is not None:
+                self._lock.forget()
             withdrawal.forget(self.run_dir)
 
     @property
@@ -637,6 +701,8 @@ def follow(job: Job, on_event: Callable[[Event], None] | None = None) -> Result:
     except BaseException:
         job.leave()
         raise
+    finally:
+        job.close()
     return job.result
 
 

@@ -12,13 +12,21 @@ from functools import partial
 from typing import Any, NoReturn
 
 from train import VERSION
-from train.cli import ansible_options, ansible_program, commands, inventories, suggesting, tracking
+from train.cli import (
+    ansible_options,
+    ansible_program,
+    background,
+    commands,
+    inventories,
+    suggesting,
+    tracking,
+)
 from train.cli.ansible_options import Variables
 from train.cli.doctor import PARAMETERS, examine
 from train.cli.drill import run_drill
 from train.cli.job import named, run_dir_of, with_runs_dir
 from train.cli.logs import show
-from train.cli.output import PROGRAM, Exit, complain
+from train.cli.output import PROGRAM, complain, guarded
 from train.gang import scratch, suggestions
 from train.gang.doctor import PARTS
 from train.gang.errors import UserError
@@ -108,6 +116,8 @@ def build_parser() -> _CommandParser:
         help="what to do with the job on Ctrl-C (default: ask; without a terminal: leave it "
         "running)",
     )
+    text = "return when all ranks have started, and follow the job in the background"
+    watching.add_argument("--detach", action="store_true", help=text)
     text = "exit with code 6 if the job completes but its success is in doubt"
     watching.add_argument("--strict", action="store_true", help=text)
     text = "log the job to MLflow (see docs/metrics.md)"
@@ -303,35 +313,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if getattr(args, "arguments", None):
         parser.error(f"unknown argument {args.arguments[0]}: put script arguments after --")
     args.arguments = script_arguments
-    try:
-        if args.command == "playbook":
-            ansible_program.execute(args.playbook, args.options)
-        variables, encrypted = ansible_options.parse_variables(args.variables)
-        if {"-h", "--help"} & set(script_arguments):
-            return commands.show_help(args.script, args.module, script_arguments, variables)
-        if getattr(args, "mlflow", ""):
-            tracking.check(args.mlflow)
-        scratch.remove_abandoned()
-        if "job" in args:
-            args.job = named(args.job or "", variables)
-        variables = choose_hosts(args, variables)
-        args.allocation = ansible_options.allocation_of(args.inventory)
-        if args.allocation and args.allocation.system == "slurm":
-            # Needed for the connection plugin srun outside of the Slurm job.
-            variables = {"ansible_srun_job_id": args.allocation.job, **variables}
-        args.inventory = ansible_options.read_options(args, encrypted)
-        variables = with_runs_dir(args.inventory, variables)
-        return int(args.handler(args, variables))
-    except (UserError, ValueError) as error:
-        complain(args.command, str(error))
-        return Exit.REFUSED
-    except KeyboardInterrupt:
-        return Exit.LEFT
-    except BrokenPipeError:
-        # The reader closed the pipe. Without this, Python would report the error again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return Exit.COMPLETED
-    except OSError as error:
-        text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        complain(args.command, text)
-        return Exit.REFUSED
+    return guarded(args.command, lambda: _run(args))
+
+
+def _run(args: argparse.Namespace) -> int:
+    """Run the command of a parsed command line."""
+    if args.command == "playbook":
+        ansible_program.execute(args.playbook, args.options)
+    variables, encrypted = ansible_options.parse_variables(args.variables)
+    if {"-h", "--help"} & set(args.arguments):
+        return commands.show_help(args.script, args.module, args.arguments, variables)
+    if getattr(args, "mlflow", ""):
+        tracking.check(args.mlflow)
+    scratch.remove_abandoned()
+    if "job" in args:
+        args.job = named(args.job or "", variables)
+    variables = choose_hosts(args, variables)
+    args.allocation = ansible_options.allocation_of(args.inventory)
+    if args.allocation and args.allocation.system == "slurm":
+        # Needed for the connection plugin srun outside of the Slurm job.
+        variables = {"ansible_srun_job_id": args.allocation.job, **variables}
+    args.inventory = ansible_options.read_options(args, encrypted)
+    variables = with_runs_dir(args.inventory, variables)
+    handler: _Handler = background.start if getattr(args, "detach", False) else args.handler
+    return handler(args, variables)

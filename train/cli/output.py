@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
@@ -15,6 +16,7 @@ from rich.text import Text
 
 from train.cli.playbooks import PlaybookOutcome
 from train.gang import IS_PACKAGED
+from train.gang.errors import UserError
 
 #: The name of this program in messages. Suggested commands are made elsewhere, with all options.
 PROGRAM = "train" if IS_PACKAGED and Path(sys.argv[0]).name == "train" else "python -m train"
@@ -24,6 +26,7 @@ class Exit(IntEnum):
     """Exit codes, named after the final states of jobs; see ``python -m train --help``."""
 
     COMPLETED = 0
+    DETACHED = 0
     FAILED = 1
     REFUSED = 2
     STOPPED = 3
@@ -43,11 +46,33 @@ def announce(command: str, text: str) -> None:
     print(f"{PROGRAM} {command}: {text} ...", file=sys.stderr, flush=True)
 
 
+def guarded(command: str, run: Callable[[], int]) -> int:
+    """Run a command and return its exit code; print errors that the user can remedy."""
+    try:
+        return int(run())
+    except (UserError, ValueError) as error:
+        complain(command, str(error))
+        return Exit.REFUSED
+    except KeyboardInterrupt:
+        return Exit.LEFT
+    except BrokenPipeError:
+        # The reader closed the pipe. Without this, Python would report the error again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.COMPLETED
+    except OSError as error:
+        text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        complain(command, text)
+        return Exit.REFUSED
+
+
 @contextmanager
-def noted_interrupts() -> Iterator[list[int]]:
-    """Yield a list that collects SIGINT, SIGTERM and SIGHUP, which then have no other effect."""
+def noted_interrupts(*more: int) -> Iterator[list[int]]:
+    """Yield a list that collects SIGINT, SIGTERM, SIGHUP and ``more`` signals.
+
+    They have no other effect then.
+    """
     seen: list[int] = []
-    signums = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    signums = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *more)
     before = {signum: signal.signal(signum, lambda s, _: seen.append(s)) for signum in signums}
     try:
         yield seen

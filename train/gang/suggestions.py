@@ -40,6 +40,7 @@ _PLACES = (
 _PLAYBOOKS = {
     "attach": "attach -e train_job_id={job}",
     "clean": "clean -e train_job_clean_older_than={age}",
+    "logs": "logs -e train_job_id={job}",
     "restart": "train",
     "run": "train",
     "stop": "stop -e train_job_id={job}",

@@ -31,6 +31,7 @@ SUGGESTIONS: Mapping[str, Suggestion] = {
     "clean": Suggestion(TRAIN, "clean --older-than {age}"),
     "doctor": Suggestion(TRAIN, "doctor"),
     "list": Suggestion(TRAIN, "list"),
+    "logs": Suggestion(TRAIN, "logs {job}"),
     "restart": Suggestion(TRAIN, "restart {job}"),
     "run": Suggestion(TRAIN, "run"),
     "stop": Suggestion(TRAIN, "stop {job}"),

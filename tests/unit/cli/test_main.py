@@ -214,7 +214,7 @@ def test_a_job_that_slurm_has_restarted_continues(
 
     monkeypatch.setattr(Job, "start", note("start"))
     monkeypatch.setattr(Job, "restart", note("restart"))
-    monkeypatch.setattr(commands, "_watch", lambda job, args: 0)
+    monkeypatch.setattr(commands, "watch", lambda job, args: 0)
     words = ["run", "--slurm", "--job", "mine", "-e", f"train_job_runs_dir={tmp_path / 'runs'}"]
     assert ended(words) == 0
     assert [name for name, _ in called] == ([begun] if begun else [])

@@ -8,7 +8,7 @@ from pathlib import Path
 #: Maximum number of files to list.
 _MOST = 2_000
 #: Files that may contain secrets, and those of the watch.
-_PRIVATE = ("connection.json", "variables.json")
+_PRIVATE = ("connection.json", "variables.json", "watch.log")
 
 
 def list_files(run_dir: Path) -> dict[str, int]:
