@@ -280,6 +280,7 @@ class Channel:
         job.note_background()
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         log = os.open(job.run_dir / WATCH_LOG, flags, 0o600)
+        sys.stdout.flush()
         for descriptor in (1, 2):
             os.dup2(log, descriptor)
         os.close(log)

@@ -118,7 +118,7 @@ def test_a_watch_survives_its_terminal_restarts_the_job_and_notifies(
     assert SECRET not in log.read_text()
     assert "job night completed after 2 attempts" in log.read_text()
     assert (lab.runs_dir / "night/report.html").exists()
-    assert job_processes(lab.root) == ansible_of(lab) == []
+    assert (job_processes(lab.root), ansible_of(lab)) == ([], [])
 
 
 def test_a_terminal_that_is_lost_during_the_start_does_not_end_it(local_lab: Labs) -> None:

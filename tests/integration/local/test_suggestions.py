@@ -150,6 +150,17 @@ def test_a_job_that_is_left_is_stopped_and_followed(local_lab: Labs) -> None:
         assert "stopped" in followed.stdout
 
 
+def test_a_job_in_the_background_is_followed_and_stopped(local_lab: Labs) -> None:
+    lab = local_lab(worker=1)
+    options = ("--script", str(PLAIN), "--detach")
+    message = train(*lab.words("run", *options, arguments=["--steps", "9000"])).stdout
+    logs = pasted(suggested_in(message, "logs"))
+    assert (logs.returncode, "TF_CONFIG" in logs.stdout) == (0, True), logs.stderr
+    assert pasted(suggested_in(message, "stop")).returncode == 0
+    followed = pasted(suggested_in(message, "attach"))
+    assert (followed.returncode, "stopped" in followed.stdout) == (3, True), followed.stderr
+
+
 def test_a_job_known_by_its_name_needs_no_inventory(local_lab: Labs, tmp_path: Path) -> None:
     lab, fast = local_lab(worker=1), tmp_path / "fast"
     words = f"--steps 300 --fast {fast}"
@@ -335,6 +346,7 @@ def test_every_command_has_a_test() -> None:
         "attach": test_a_job_that_is_left_is_stopped_and_followed,
         "clean": test_the_doctor_and_clean_are_run,
         "doctor": test_the_doctor_and_clean_are_run,
+        "logs": test_a_job_in_the_background_is_followed_and_stopped,
         "list": test_an_unknown_job_leads_to_the_list,
         "restart": test_a_job_known_by_its_name_needs_no_inventory,
         "setup": test_setup_is_run_for_the_hosts_of_the_call,
