@@ -469,6 +469,7 @@ class Job:
             if event := event_of(self.name, line):
                 yield event
         if self.result is not None:
+            self.close()
             return
         yield from self._follow_stop()
         if self._running and over:

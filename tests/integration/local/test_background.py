@@ -75,9 +75,10 @@ def watcher(lab: Lab, job: str) -> dict[str, Any]:
 
 
 def ended(lab: Lab, job: str) -> dict[str, Any]:
-    """Return the result of a job, once nothing watches it."""
-    folder = lab.runs_dir / job
+    """Return the result of a job, once the process that watches it has ended."""
+    folder, pid = lab.runs_dir / job, (watch_lock.watcher_of(lab.runs_dir / job) or {}).get("pid")
     wait_until(lambda: watch_lock.watcher_of(folder) is None, (folder / "watch.log").read_text)
+    wait_until(lambda: pid is None or processes.start_time(pid) is None, "the end of the process")
     return lab.saved(job)
 
 

@@ -27,7 +27,7 @@ def test_one_command_watches_a_job_and_others_know_which(tmp_path: Path) -> None
     with pytest.raises(WatchedError, match=rf"pid {os.getpid()} on .* \(in the background\)") as e:
         WatchLock(tmp_path)
     assert e.value.watcher == watcher
-    assert f"stop {tmp_path.name}`" in str(e.value)
+    assert f" {tmp_path.name}`" in str(e.value)
     assert (tmp_path / watch_lock.FILE).stat().st_mode & 0o777 == 0o600
     lock.close()
     lock.close()

@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from train.cli import watch_lock
 from train.gang import lines, listing
 from train.gang.job_records import (
     EVENTS_FILE,
@@ -160,7 +161,11 @@ def _locked(runs_dir: Path, jobs: Iterable[str]) -> set[str]:
     """Return the jobs whose folder a process has locked in order to follow them."""
     with contextlib.suppress(OSError):
         inodes = set(_LOCK.findall(Path("/proc/locks").read_text("ascii", "replace")))
-        return {job for job in jobs if _inode(runs_dir / job / LOCK_FILE) in inodes}
+        return {
+            job
+            for job in jobs
+            if {_inode(runs_dir / job / name) for name in (LOCK_FILE, watch_lock.FILE)} & inodes
+        }
     return set()
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.run_folders import write_attempt, write_manifest
+from train.cli import watch_lock
 from train.cli.dashboard import job_rows
 from train.cli.dashboard.hosts import NOTHING
 from train.cli.dashboard.job_rows import JobRows
@@ -57,7 +58,8 @@ def states(runs: Path, about: Any = NOTHING) -> dict[str, str]:
     return {row.job: row.state for row in JobRows(runs).rows(about)}
 
 
-def test_a_job_that_is_followed_here_needs_no_host(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [LOCK_FILE, watch_lock.FILE])
+def test_a_job_that_is_followed_here_needs_no_host(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "night"
     write_manifest(folder, ["worker-0", "worker-1"])
     now = time.time()
@@ -65,7 +67,7 @@ def test_a_job_that_is_followed_here_needs_no_host(tmp_path: Path) -> None:
     write_events(folder, [*events, rank_event("worker-1", now, 49)])
     assert states(tmp_path) == {"night": job_rows.UNKNOWN}
     rows = JobRows(tmp_path)
-    with (folder / LOCK_FILE).open("w") as lock:
+    with (folder / name).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert rows.is_followed("night")
         (row,) = rows.rows(NOTHING)
