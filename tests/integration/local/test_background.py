@@ -159,7 +159,7 @@ def test_attach_follows_a_watch_and_takes_over_when_it_is_killed(
     assert job_processes(lab.root) == []
 
 
-def test_a_job_in_the_background_is_stopped_and_restarted(local_lab: Labs) -> None:
+def test_a_job_in_the_background_is_stopped(local_lab: Labs) -> None:
     lab = local_lab()
     started = train(*words_of(lab, "night", "--steps 2000", "--json"))
     last = json.loads(started.stdout.splitlines()[-1])
@@ -174,6 +174,13 @@ def test_a_job_in_the_background_is_stopped_and_restarted(local_lab: Labs) -> No
     run = follower.end()
     assert (run.code, run.result["state"]) == (3, "stopped"), run.error
     assert ended(lab, "night")["state"] == "stopped"
+
+
+@pytest.mark.soak
+def test_a_job_is_restarted_in_the_background(local_lab: Labs) -> None:
+    lab = local_lab()
+    first = train(*words_of(lab, "night", "--steps 2000 --fail worker-1 --attempts 1"))
+    assert first.returncode == 1, first.stderr
     restarted = train(*lab.words("restart", "--detach", "night"))
     assert restarted.returncode == 0, restarted.stderr
     follower = Command(*lab.words("attach", "--json", "--on-interrupt", "stop", "night"))
@@ -183,6 +190,7 @@ def test_a_job_in_the_background_is_stopped_and_restarted(local_lab: Labs) -> No
     assert (ended(lab, "night")["state"], lab.saved("night")["attempts"]) == ("stopped", 2)
 
 
+@pytest.mark.soak
 def test_a_start_that_fails_or_is_interrupted_leaves_no_watch(local_lab: Labs) -> None:
     lab = local_lab()
     failed = train(*words_of(lab, "bug", "--fail worker-1"))
