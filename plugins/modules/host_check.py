@@ -72,6 +72,10 @@ options:
     type: str
     choices: [refuse, warn, ignore]
     required: true
+  preemption:
+    description: Where the host learns that it will be taken away, as in C(train_job_preemption).
+    type: str
+    default: 'off'
 attributes:
   check_mode:
     description: Whether it can run without changing anything.

@@ -265,6 +265,7 @@ def _with_attempt(
         "ranks": {rank["task"]: rank["host"] for rank in ranks},
         "left_out": dict(args["placement"]["left_out"]),
         "grown": bool(args["grown"]),
+        "preempted": bool(args["preempted"]),
     }
     return {
         **manifest,

@@ -260,6 +260,12 @@ def failure_of(result: ResultRecord) -> Failure:
     return Failure(cause, task, code, reason, step, all_answer=all(answered))
 
 
+def failure_in(state: records.RankState) -> Failure:
+    """Return the failure of a rank from its state."""
+    cause, reason = state.get("cause") or cause_names.NETWORK, state.get("reason") or ""
+    return Failure(cause, state.get("task"), state.get("exit_code"), reason, state.get("step"))
+
+
 def _answered(rank: RankResult) -> bool:
     """Return whether a rank's host answered until the end: it has reported how the rank ended."""
     phase = rank.get("phase")
@@ -285,12 +291,12 @@ def why_not_again(failure: Failure, before: Failure | None, restarts: int, most:
 def next_attempt(result: ResultRecord, run_dir: Path) -> ResultRecord:
     """Decide whether another attempt follows. Return the fields of ``result.json`` about that."""
     manifest = read_manifest(run_dir)
-    grows = result.get("cause") == cause_names.GROWN
-    if manifest is None or not (grows or result["state"] == "failed"):
+    is_planned = result.get("cause") in cause_names.PLANNED
+    if manifest is None or not (is_planned or result["state"] == "failed"):
         return {"restart": False, "restart_reason": "", "restarts_left": 0, "restart_delay": 0.0}
     policy, made, before = manifest["policy"], records.restarts_made(manifest), _before(run_dir)
     most = int(policy["max_restarts"])
-    if grows:
+    if is_planned:
         left = max(0, most - made)
         return {"restart": True, "restart_reason": "", "restarts_left": left, "restart_delay": 0.0}
     why_not = why_not_again(failure_of(result), failure_of(before) if before else None, made, most)
@@ -323,6 +329,8 @@ def give_up(run_dir: Path, reason: str) -> None:
             "restart": False,
             "restart_reason": reason,
         }
+        if last.get("cause") == ends.PREEMPTED:
+            ended["state"] = "failed"
         json_files.write_json(str(run_dir / RESULT_FILE), {**last, **ended})
 
 

@@ -33,6 +33,7 @@ _OPTIONS = {
     "min_free_mb": "train_job_min_free_mb",
     "lease_dir": "train_job_lease_dir",
     "foreign_gpu": "train_job_foreign_gpu",
+    "preemption": "__train_job_preemption",
 }
 _INTERPRETER = "ansible_python_interpreter"
 

@@ -60,6 +60,7 @@ def follow_gang(play: connections.Play, args: Args) -> dict[str, object]:
         "message": ended.message,
         "lost_hosts": ended.unreachable,  # Ansible has a meaning for "unreachable"
         "running": not all(view.final for view in gang.views),
+        "grace": ended.grace,
     }
 
 
@@ -125,7 +126,7 @@ def _announce_restart(run_dir: Path, result: ResultRecord) -> None:
     about = {name: value for name, value in result.items() if name in names}
     journal.write_event(run_dir, restart={"attempt": number, "delay": delay, **about})
     first = result["message"].partition("\n")[0]
-    how = "ended" if result.get("cause") == cause_names.GROWN else "failed"
+    how = "ended" if result.get("cause") in cause_names.PLANNED else "failed"
     connections.say(f"attempt {number - 1} {how}: {first}; attempt {number} starts in {delay:g} s")
 
 

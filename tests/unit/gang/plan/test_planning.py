@@ -56,6 +56,7 @@ class Plans:
         }
         return {
             "grown": False,
+            "preempted": False,
             "placement": {"groups": groups, "hosts": NAMES, "left_out": {}},
             "variables": {
                 "framework": self.framework,
