@@ -27,9 +27,8 @@ _AZURE_TAG = "7783-7084-3265-9085-8269-3286-77"
 _LENGTHS = {GCP: 30.0, AWS: 120.0, AZURE: 30.0, URL: 30.0}
 #: The longest notice of Azure, before an instance is deleted.
 _LONGEST_S = 900.0
-#: Seconds between two requests: usually, for a server that answers as soon as something changes,
-#: and at most if the server does not answer.
-EVERY_S, AT_ONCE_S, _LONGEST_PAUSE_S = 5.0, 1.0, 60.0
+#: Seconds between two requests, usually and if the server answers as soon as something changes.
+EVERY_S, AT_ONCE_S = 5.0, 1.0
 #: Seconds for a server to answer, and for which it may wait for a change.
 TIMEOUT_S, _CHANGE_S = 5.0, 50
 #: Maximum bytes of an answer.
@@ -294,8 +293,8 @@ class Asking:
             threading.Thread(target=self._ask, daemon=True).start()
 
     def _ask(self) -> None:
-        pause = EVERY_S
         while self.last.seconds is None:
+            pause = EVERY_S
             try:
                 self.last = self._server.ask()
                 pause = AT_ONCE_S if self._server.waits else EVERY_S
@@ -303,7 +302,6 @@ class Asking:
                 if not self._has_failed:
                     plain_text.note("notices of preemption (%s): %s" % (self.source, error))
                 self._has_failed = True
-                pause = min(_LONGEST_PAUSE_S, max(EVERY_S, 2 * pause))
             time.sleep(pause)
 
     def ask_now(self, timeout: float) -> Optional[float]:

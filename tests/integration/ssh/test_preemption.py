@@ -13,23 +13,66 @@ import pytest
 
 from tests.support import faults, playbook_jobs
 from tests.support.jobs import ssh_processes, training
-from tests.support.lab import Lab, free_port
+from tests.support.lab import Lab, Run, free_port
+from tests.support.metadata_servers import NOTICE, QUIET, metadata_server
+from tests.support.playbook_jobs import PlaybookCommand
 from tests.support.testbed import Rank, Testbed
 
 pytestmark = [pytest.mark.docker, pytest.mark.tensorflow]
 
 #: No checkpoint is due before the notice.
 JOB = faults.slow_job(6, "--checkpoint-every", "1000")
-RANK_DIR = "/home/train/train/jobs/{}/worker-1"
+NAME = "left"
+RANK_DIR = f"/home/train/train/jobs/{NAME}/worker-1"
+#: A request of each cloud's notice, and the text of the notice.
+CLOUDS = {
+    "gcp": ("wait_for_change=true", r"notice from Google Cloud, 30 s in advance"),
+    "aws": ("spot/instance-action", r"notice from AWS, 1[12]\d s in advance"),
+    "azure": ("scheduledevents", r"notice from Azure, [23]\d s in advance"),
+}
 
 
-def by_file(bed: Testbed, job: str) -> None:
-    bed.exec(bed.hosts[1], "touch", f"{RANK_DIR.format(job)}/preempt")
+def by_file(bed: Testbed) -> None:
+    bed.exec(bed.hosts[1], "touch", f"{RANK_DIR}/preempt")
 
 
-def by_signal(bed: Testbed, job: str) -> None:
-    state = bed.exec(bed.hosts[1], "cat", f"{RANK_DIR.format(job)}/state.json").stdout
+def by_signal(bed: Testbed) -> None:
+    state = bed.exec(bed.hosts[1], "cat", f"{RANK_DIR}/state.json").stdout
     bed.exec(bed.hosts[1], "kill", "-USR1", str(json.loads(state)["supervisor_pid"]))
+
+
+def is_restart(event: dict[str, Any]) -> bool:
+    return bool(event["event"] == "restart")
+
+
+def lab_of(bed: Testbed, folder: Path, **of_second: Any) -> Lab:
+    """Return a lab of two hosts, with more variables of the second one."""
+    variables = {"train_job_port": free_port(), "train_job_preemption": False}
+    given = [variables, {**variables, **of_second}]
+    ranks = [Rank(f"w{n}", bed.hosts[n], values) for n, values in enumerate(given)]
+    inventory = bed.write_inventory({"worker": ranks}, path=folder / "inventory")
+    # A restart after a failure would count, and wait for the host.
+    rules = {"train_job_min_workers": 1, "train_job_max_restarts": 0}
+    return Lab(inventory, folder / "runs", rules)
+
+
+def check(lab: Lab, command: PlaybookCommand, run: Run, notice: str) -> None:
+    """Check that the gang has saved and continued at once without the second host."""
+    (left,) = filter(is_restart, command.events)
+    assert (left["attempt"], left["root_cause"], left["cause"]) == (2, None, "preempted")
+    assert re.fullmatch(f"the job leaves w1: {notice}", left["message"])
+    assert run.code == 0, run.error[-3000:]
+    folder = lab.runs_dir / NAME
+    attempts = json.loads((folder / "manifest.json").read_text())["attempts"]
+    assert [list(one["ranks"].values()) for one in attempts] == [["w0", "w1"], ["w0"]]
+    assert [one["preempted"] for one in attempts] == [False, True]
+    # It still answers, so its own check has refused it.
+    reasons = "a notice of preemption came|reports that this host will be taken away"
+    assert re.search(reasons, attempts[1]["left_out"]["w1"])
+    log = (folder / "logs/worker-0.log").read_text()
+    resumed = re.search(r"resumed at step (\d+)", log)
+    assert resumed, log
+    assert int(resumed[1]) > 10, "it was saved at the notice"
 
 
 @pytest.mark.parametrize(
@@ -40,38 +83,46 @@ def by_signal(bed: Testbed, job: str) -> None:
     ],
 )
 def test_a_job_leaves_a_host_after_a_notice(
-    testbed: Testbed, tmp_path: Path, notify: Callable[[Testbed, str], None], notice: str
+    testbed: Testbed, tmp_path: Path, notify: Callable[[Testbed], None], notice: str
 ) -> None:
-    variables = {"train_job_port": free_port()}
-    ranks = [Rank(n, h, variables) for n, h in zip(["w0", "w1"], testbed.hosts, strict=False)]
-    inventory = testbed.write_inventory({"worker": ranks}, path=tmp_path / "inventory")
-    # A restart after a failure would count, and wait for the host.
-    rules = {"train_job_min_workers": 1, "train_job_max_restarts": 0}
-    lab = Lab(inventory, tmp_path / "runs", rules)
-    job = "left"
-    command = playbook_jobs.start(lab, job, **JOB)
-
-    def is_restart(event: dict[str, Any]) -> bool:
-        return bool(event["event"] == "restart")
-
+    lab = lab_of(testbed, tmp_path)
+    command = playbook_jobs.start(lab, NAME, **JOB)
     with ExitStack() as stack:
-        stack.enter_context(faults.followed(lab, job, command))
+        stack.enter_context(faults.followed(lab, NAME, command))
         with faults.slow(testbed, testbed.hosts[0]):
             command.wait_for(lambda event: training(event) and event["progress"]["step"] > 10)
-            notify(testbed, job)
-            left = command.wait_for(is_restart)
+            notify(testbed)
+            command.wait_for(is_restart)
         run = command.end()
-    assert (left["attempt"], left["root_cause"], left["cause"]) == (2, None, "preempted")
-    assert left["message"] == f"the job leaves w1: {notice}"
-    assert run.code == 0, run.error[-3000:]
-    assert not any(is_restart(event) for event in command.events[command.events.index(left) + 1 :])
-    folder = lab.runs_dir / job
-    attempts = json.loads((folder / "manifest.json").read_text())["attempts"]
-    assert [list(one["ranks"].values()) for one in attempts] == [["w0", "w1"], ["w0"]]
-    assert [one["preempted"] for one in attempts] == [False, True]
-    assert "a notice of preemption came" in attempts[1]["left_out"]["w1"]
-    log = (folder / "logs/worker-0.log").read_text()
-    resumed = re.search(r"resumed at step (\d+)", log)
-    assert resumed, log
-    assert int(resumed[1]) > 10, "it was saved at the notice"
+    check(lab, command, run, notice)
+    assert ssh_processes(testbed) == []
+
+
+@pytest.mark.parametrize(
+    "cloud",
+    ["gcp", *(pytest.param(name, marks=pytest.mark.soak) for name in ("aws", "azure"))],
+)
+def test_a_job_leaves_a_host_that_its_cloud_will_take_away(
+    testbed: Testbed, tmp_path: Path, cloud: str
+) -> None:
+    lab = lab_of(testbed, tmp_path, train_job_preemption=cloud)
+    asked, notice = CLOUDS[cloud]
+    with ExitStack() as stack:
+        server = stack.enter_context(metadata_server(testbed, testbed.hosts[1]))
+        command = playbook_jobs.start(lab, NAME, **JOB)
+        stack.enter_context(faults.followed(lab, NAME, command))
+        with faults.slow(testbed, testbed.hosts[0]):
+            command.wait_for(lambda event: training(event) and event["progress"]["step"] > 10)
+            server.become(QUIET)  # the garbled answers have ended nothing
+            server.wait_for(asked)
+            server.become(NOTICE)
+            command.wait_for(is_restart)
+        run = command.end()
+    check(lab, command, run, notice)
+    log = testbed.exec(testbed.hosts[1], "cat", f"{RANK_DIR}/supervisor.log").stdout
+    assert "TRUE</body>" in log, "the garbled answer is noted"
+    state = json.loads(testbed.exec(testbed.hosts[1], "cat", f"{RANK_DIR}/state.json").stdout)
+    assert state["phase"] == "stopped"
+    noticed = state["preemption"]
+    assert state["ended_at"] < noticed["at"] + noticed["seconds"], "it has ended within the notice"
     assert ssh_processes(testbed) == []

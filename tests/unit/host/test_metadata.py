@@ -341,8 +341,7 @@ def test_a_server_that_fails_is_asked_again(
         return status, {}, body
 
     serve(respond)
-    for name in ("EVERY_S", "_LONGEST_PAUSE_S"):
-        monkeypatch.setattr(metadata, name, 0.01)
+    monkeypatch.setattr(metadata, "EVERY_S", 0.01)
     asking = metadata.Asking(metadata.SERVER + "/notice")
     asking.start()
     wait_until(lambda: asking.last == Finding(30), "the notice")
