@@ -30,10 +30,6 @@ options:
     description: Whether the previous attempt was ended so that more hosts can join.
     type: bool
     default: false
-  preempted:
-    description: Whether the previous attempt was ended because a host will be taken away.
-    type: bool
-    default: false
   script:
     description: The training script, or the folder that contains it.
     type: str

@@ -6,6 +6,7 @@ answer in any other form than the documented one is an error, not a notice.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -316,10 +317,8 @@ def ask_once(setting: str, timeout: float) -> Optional[Finding]:
     server, found = Server(setting), []
 
     def ask() -> None:
-        try:
+        with contextlib.suppress(Exception):  # any error: no answer means no notice
             found.append(server.ask())
-        except Exception as error:  # any error: no answer means no notice
-            plain_text.note("notices of preemption (%s): %s" % (server.source, error))
 
     if not server.source:
         return None

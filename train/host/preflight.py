@@ -64,9 +64,11 @@ def check_job(root: str, job: str, attempt: int) -> List[str]:
 
 
 def check_preemption(root: str, job: str, setting: str) -> List[str]:
-    """Return the reasons why ``job`` must not use this host, which will be taken away.
+    """Return the reasons why a rank must not use this host, which will be taken away.
 
-    ``setting`` is ``train_job_preemption``.
+    Args:
+        job: the job that does not use hosts that it has left; empty for none.
+        setting: ``train_job_preemption``.
     """
     noticed = preemption.of_job(root, job) if job else None
     if noticed is not None:
@@ -241,7 +243,8 @@ def check(params: Params) -> CallResult:
     if port is not None and not 1 <= port <= 65535:
         raise CallError(f"train_job_port is {port}, expected 1 to 65535")
     problems = check_job(root, job, int(params["attempt"]))
-    problems += check_preemption(root, job, str(params.get("preemption", metadata.OFF)))
+    left = job if params.get("avoids_preempted") else ""
+    problems += check_preemption(root, left, str(params.get("preemption", metadata.OFF)))
     problems += check_space(root, int(params["min_free_mb"]))
     held = leases.holders(lease_dir)
     if port is not None:

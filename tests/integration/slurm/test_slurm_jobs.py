@@ -117,6 +117,13 @@ def test_a_job_at_its_time_limit_is_requeued_and_continues(cluster: SlurmCluster
         assert begun == {"0", *saved}, "each attempt continues where the one before has ended"
     assert result(cluster, job)["state"] == "completed"
     assert result(cluster, job)["attempts"] == int(fields["Restarts"]) + 1
+    folder = cluster.home / f"runs/slurm-{job}"
+    first = json.loads((folder / "attempts/1/result.json").read_text(encoding="utf-8"))
+    assert first["cause"] == "preempted"
+    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    # Such restarts do not count.
+    preempted = [attempt["preempted"] for attempt in manifest["attempts"]]
+    assert preempted == [False, *[True] * int(fields["Restarts"])]
 
 
 def test_a_cancelled_job_leaves_no_process(cluster: SlurmCluster) -> None:

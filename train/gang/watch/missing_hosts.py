@@ -176,5 +176,6 @@ def _request(play: connections.Play, manifest: Manifest, host: str) -> tuple[str
         "framework": manifest.get("framework", frameworks.TENSORFLOW),
         "modules": [],
         "wait": 0,
+        "avoids_preempted": True,
     }
     return python if python.startswith("/") else "python3", request

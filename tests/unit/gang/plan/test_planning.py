@@ -56,7 +56,6 @@ class Plans:
         }
         return {
             "grown": False,
-            "preempted": False,
             "placement": {"groups": groups, "hosts": NAMES, "left_out": {}},
             "variables": {
                 "framework": self.framework,
