@@ -134,7 +134,7 @@ EXAMPLES = r"""
 RETURN = r"""
 state:
   description: V(completed), V(failed) or V(stopped); the last one also if the job
-    grows, or leaves a host that will be taken away.
+    grows, or leaves a host that will be reclaimed.
   returned: success
   type: str
 message:

@@ -73,7 +73,7 @@ options:
     choices: [refuse, warn, ignore]
     required: true
   preemption:
-    description: Where the host learns that it will be taken away, as in C(train_job_preemption).
+    description: Where the host learns that it will be reclaimed, as in C(train_job_preemption).
     type: str
     default: 'off'
   avoids_preempted:

@@ -1,4 +1,4 @@
-"""Asks a cloud's metadata server whether this host will be taken away.
+"""Asks a cloud's metadata server whether this host will be reclaimed.
 
 Only the server of the cloud whose machine this is, according to its firmware (DMI), is asked. An
 answer in any other form than the documented one is an error, not a notice.
@@ -57,7 +57,7 @@ class Finding(NamedTuple):
     """What a metadata server reports.
 
     Attributes:
-        seconds: until the host is taken away; None without a notice.
+        seconds: until the host is reclaimed; None without a notice.
         at_risk: whether the cloud recommends to leave the host, which may stay for hours.
     """
 
@@ -306,7 +306,7 @@ class Asking:
             time.sleep(pause)
 
     def ask_now(self, timeout: float) -> Optional[float]:
-        """Return the seconds until this host is taken away; None if there is no notice in time."""
+        """Return the seconds until this host is reclaimed; None if there is no notice in time."""
         if self.last.seconds is None and self.source:
             self.last = ask_once(self._setting, timeout) or self.last
         return self.last.seconds

@@ -16,7 +16,7 @@ from . import plain_text, processes, rank_files, ranks, records, tail
 
 #: Sources of notices, in addition to those of metadata.py.
 FILE, SIGNAL = "file", "signal"
-#: Seconds of a notice that are not used to save, because the host may be taken away early.
+#: Seconds of a notice that are not used to save, because the host may be reclaimed early.
 _MARGIN_S = 3.0
 #: Minimum seconds for a script to save.
 _LEAST_S = 1.0

@@ -64,7 +64,7 @@ def check_job(root: str, job: str, attempt: int) -> List[str]:
 
 
 def check_preemption(root: str, job: str, setting: str) -> List[str]:
-    """Return the reasons why a rank must not use this host, which will be taken away.
+    """Return the reasons why a rank must not use this host, which will be reclaimed.
 
     Args:
         job: the job that does not use hosts that it has left; empty for none.
@@ -77,7 +77,7 @@ def check_preemption(root: str, job: str, setting: str) -> List[str]:
     found = metadata.ask_once(setting, METADATA_S)
     if found is None or found.seconds is None:
         return []
-    return ["its metadata server reports that this host will be taken away (train_job_preemption)"]
+    return ["its metadata server reports that this host will be reclaimed (train_job_preemption)"]
 
 
 def check_port(port: int, job: str, held: List[leases.Entry], wait: float) -> List[str]:

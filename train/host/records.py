@@ -79,7 +79,7 @@ class _Preemption(TypedDict):
 
 
 class Preemption(_Preemption, total=False):
-    """A notice that a rank's host will be taken away."""
+    """A notice that a rank's host will be reclaimed."""
 
     seconds: float  # from the notice to the end of the host; absent if unknown
 

@@ -328,7 +328,7 @@ class Supervisor:
     def _leave(self) -> Tuple[_Outcome, float]:
         """Return the outcome and the grace period in seconds of a rank whose host is preempted."""
         left = preemption.seconds_left(self.state["preemption"], time.time())
-        outcome = records.STOPPED, ends.PREEMPTED, "was stopped because its host will be taken away"
+        outcome = records.STOPPED, ends.PREEMPTED, "was stopped because its host will be reclaimed"
         return outcome, self.spec["grace"] if left is None else left
 
     def _keep_stacks(self, offset: int) -> str:
@@ -458,7 +458,7 @@ class Supervisor:
         self._save()
 
     def _note_preemption(self, signaled: bool, now: float) -> None:
-        """Store the first notice that this host will be taken away.
+        """Store the first notice that this host will be reclaimed.
 
         The control node then ends the whole gang. Without it, the rank ends by itself.
         """
@@ -478,7 +478,7 @@ class Supervisor:
     def _note_notice(self, found: records.Preemption) -> None:
         if "preemption" not in self.state:
             self.state["preemption"] = found
-            plain_text.note("this host will be taken away: %s" % found)
+            plain_text.note("this host will be reclaimed: %s" % found)
             self._save()
 
     def _note_contacts(self, pid: int, now: float) -> None:

@@ -1,4 +1,4 @@
-"""A gang saves and continues without a host that will be taken away."""
+"""A gang saves and continues without a host that will be reclaimed."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def check(lab: Lab, command: PlaybookCommand, run: Run, notice: str) -> None:
     assert [list(one["ranks"].values()) for one in attempts] == [["w0", "w1"], ["w0"]]
     assert [one["preempted"] for one in attempts] == [False, True]
     # It still answers, so its own check has refused it.
-    reasons = "a notice of preemption came|reports that this host will be taken away"
+    reasons = "a notice of preemption came|reports that this host will be reclaimed"
     assert re.search(reasons, attempts[1]["left_out"]["w1"])
     log = (folder / "logs/worker-0.log").read_text()
     resumed = re.search(r"resumed at step (\d+)", log)
@@ -102,7 +102,7 @@ def test_a_job_leaves_a_host_after_a_notice(
     "cloud",
     ["gcp", *(pytest.param(name, marks=pytest.mark.soak) for name in ("aws", "azure"))],
 )
-def test_a_job_leaves_a_host_that_its_cloud_will_take_away(
+def test_a_job_leaves_a_host_that_its_cloud_will_reclaim(
     testbed: Testbed, tmp_path: Path, cloud: str
 ) -> None:
     lab = lab_of(testbed, tmp_path, train_job_preemption=cloud)

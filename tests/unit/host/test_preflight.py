@@ -174,7 +174,7 @@ def test_processes_without_a_job(machine: Machine, monkeypatch: pytest.MonkeyPat
     assert pids() == [4711, 4712, 4713]
 
 
-def test_a_host_that_will_be_taken_away_is_refused(
+def test_a_host_that_will_be_reclaimed_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def problems(job: str, seconds: float | None) -> list[str]:
@@ -184,7 +184,7 @@ def test_a_host_that_will_be_taken_away_is_refused(
 
     assert problems("night", None) == []
     assert problems("", 30.0) == [
-        "its metadata server reports that this host will be taken away (train_job_preemption)"
+        "its metadata server reports that this host will be reclaimed (train_job_preemption)"
     ]
     lay_out(
         *(tmp_path, "night", "worker-0"),

@@ -252,7 +252,7 @@ def _first_manifest(
 
 
 def _was_preempted(run_dir: Path, attempt: int) -> bool:
-    """Return whether an attempt ended because a host will be taken away."""
+    """Return whether an attempt ended because a host will be reclaimed."""
     folder = run_dir / rank_files.ATTEMPTS_DIR / str(attempt)
     ended = read_result(run_dir) or read_result(folder)
     return ended is not None and ended.get("cause") == ends.PREEMPTED

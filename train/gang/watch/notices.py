@@ -60,7 +60,7 @@ class Notices:
         """Show a notice about a host that its cloud may take away soon."""
         if view.state.get("at_risk") and not view.state.get("preemption"):
             text = (
-                f"{view.target.host}: the cloud warns that it may take this machine away; the job "
+                f"{view.target.host}: the cloud warns that it may reclaim this machine; the job "
                 "continues until it does"
             )
             self._journal.notice("at_risk", text, view, once=view.target.host)

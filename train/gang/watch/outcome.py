@@ -71,7 +71,7 @@ def grown(hosts: Sequence[str]) -> GangOutcome:
 def preempted(views: Sequence[View]) -> GangOutcome:
     """Return the outcome of an attempt that ends because the hosts of ``views`` got notices.
 
-    The ranks then have the time until the first of the hosts is taken away.
+    The ranks then have the time until the first of the hosts is reclaimed.
     """
     first = min(views, key=lambda view: view.state["preemption"]["at"] + view.offset)
     found = first.state["preemption"]

@@ -120,7 +120,7 @@ class Verdict:
         return None
 
     def _preempted(self, needed: Sequence[View], failed: Sequence[View]) -> list[View]:
-        """Return the ranks whose hosts will be taken away, if the attempt ends because of that.
+        """Return the ranks whose hosts will be reclaimed, if the attempt ends because of that.
 
         It ends because of something else if the training is done, if a user stopped the job, or if
         a rank failed by itself.

@@ -153,7 +153,9 @@ def notify_end(play: connections.Play, run_dir: Path, metrics_dir: str) -> list[
     if ended is None:
         return []
     metrics.write(metrics_dir, run_dir.name, ended["state"], ended["attempts"], ())
-    return _notify(play, ended, run_dir, ["end"])
+    # Other failures were reported when they happened.
+    fails_now = ended["state"] == "failed" and ended.get("cause") in cause_names.PLANNED
+    return _notify(play, ended, run_dir, ["failure"] * fails_now + ["end"])
 
 
 def _gang(play: connections.Play, args: Args, say: Callable[[str], None]) -> follow.FollowedGang:

@@ -458,11 +458,11 @@ def noticed(seconds: float | None = 30.0, **about: Any) -> Update:
 
 
 LEAVES = "the job leaves host-of-worker-1: notice from Google Cloud, 30 s in advance"
-LEFT: Update = {
+TAKEN: Update = {
     **RUNNING,
     "phase": "stopped",
     "cause": "preempted",
-    "reason": "was stopped because its host will be taken away",
+    "reason": "was stopped because its host will be reclaimed",
     "ended_at": 8.0,
 }
 SIGTERM = {**RUNNING, **failed("was killed by SIGTERM (signal 15)", exit_code=-15, ended_at=5.0)}
@@ -473,12 +473,12 @@ SIGTERM = {**RUNNING, **failed("was killed by SIGTERM (signal 15)", exit_code=-1
     [
         (STEPPING, {}),
         (LOST, {}),
-        (LOST, LEFT),  # its supervisor ended it, without a control node
+        (LOST, TAKEN),  # its supervisor ended it, without a control node
         (STEPPING, {**SIGTERM, "cause": "signal"}),  # the host was shut down
         (LOST, {**RUNNING, "phase": "failed", "cause": "reboot", "reason": "rebooted"}),
     ],
 )
-def test_a_gang_leaves_a_host_that_will_be_taken_away(
+def test_a_gang_leaves_a_host_that_will_be_reclaimed(
     gang: Make, other: Update, about: Update
 ) -> None:
     hosts = Hosts(worker_0=[STEPPING, other], worker_1=[STEPPING, {**noticed(), **about}])
@@ -486,7 +486,7 @@ def test_a_gang_leaves_a_host_that_will_be_taken_away(
     assert (outcome.state, outcome.root_cause, outcome.cause) == ("stopped", None, "preempted")
     assert outcome.message == LEAVES
     assert outcome.grace is not None
-    assert 1 <= outcome.grace <= 27, "the ranks save before the host is taken away"
+    assert 1 <= outcome.grace <= 27, "the ranks save before the host is reclaimed"
     assert outcome.unreachable == []
 
 
@@ -503,15 +503,15 @@ def test_the_usual_time_to_save_applies_if_the_length_of_a_notice_is_unknown(gan
         (STEPPING, failed("exited with code 1: KeyError: 'a'", cause="exit"), "failed", "exit"),
         # A user stopped the job.
         (
-            {**LEFT, "cause": "stopped", "reason": "was stopped by anna"},
-            {**LEFT, "cause": "stopped", "reason": "was stopped by anna"},
+            {**TAKEN, "cause": "stopped", "reason": "was stopped by anna"},
+            {**TAKEN, "cause": "stopped", "reason": "was stopped by anna"},
             "stopped",
             "",
         ),
         (done(), done(), "completed", ""),
     ],
 )
-def test_what_ended_a_gang_before_its_host_was_taken_away(
+def test_what_ended_a_gang_before_its_host_was_reclaimed(
     gang: Make, other: Update, about: Update, state: str, cause: str
 ) -> None:
     hosts = Hosts(worker_0=[other], worker_1=[{**noticed(), **about}])
@@ -529,5 +529,5 @@ def test_a_warning_of_a_cloud_ends_nothing(gang: Make) -> None:
 
 
 def test_an_evaluator_is_left_when_the_training_is_done(gang: Make) -> None:
-    hosts = Hosts(chief_0=[done()], evaluator_0=[{**noticed(), **LEFT}])
+    hosts = Hosts(chief_0=[done()], evaluator_0=[{**noticed(), **TAKEN}])
     assert gang(hosts).follow().state == "completed"
