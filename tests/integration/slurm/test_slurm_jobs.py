@@ -126,6 +126,19 @@ def test_a_job_at_its_time_limit_is_requeued_and_continues(cluster: SlurmCluster
     assert preempted == [False, *[True] * int(fields["Restarts"])]
 
 
+@pytest.mark.soak
+def test_a_signal_to_all_steps_is_a_notice(cluster: SlurmCluster) -> None:
+    job = submit(cluster, "-c", "srun", "--", "2000", "0.3")
+    wait_for_training(cluster, job)
+    cluster.exec("controller", "scancel", "--signal=USR1", job)
+    cluster.wait(job, ENDED, 300)  # no node is left
+    ended = result(cluster, job)
+    assert (ended["state"], ended["cause"]) == ("failed", "preempted")
+    assert "notice by SIGUSR1" in ended["message"]
+    for log in logs(cluster, job):
+        assert "saved step" in log, "the ranks had time for their checkpoints"
+
+
 def test_a_cancelled_job_leaves_no_process(cluster: SlurmCluster) -> None:
     # Slurm asks the ranks to end, because they belong to steps of the job.
     job = submit(cluster, "-c", "srun", "--", "2000", "0.3")
