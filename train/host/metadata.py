@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import threading
 import time
 from datetime import datetime, timezone
@@ -37,7 +38,8 @@ _LONGEST_ANSWER = 65_536
 #: Seconds for which a token of AWS is valid, and its maximum length.
 _TOKEN_S, _LONGEST_TOKEN = 21_600, 1_024
 _ISO = "%Y-%m-%dT%H:%M:%SZ"
-#: Events of Azure after which a machine does not come back.
+#: The name of a machine on Azure, and events after which a machine does not come back.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _AZURE_EVENTS = ("Preempt", "Terminate")
 
 
@@ -269,6 +271,8 @@ class Server:
         if not self._name:
             name = fetch(url + "instance/compute/name?api-version=2021-02-01&format=text", headers)
             _expect(name)
+            if not _NAME.fullmatch(name.text.strip()):
+                raise _garbled(name.text)
             self._name = name.text.strip()
         return parse_azure(
             fetch(url + "scheduledevents?api-version=2020-07-01", headers), self._name

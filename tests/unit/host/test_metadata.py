@@ -283,15 +283,19 @@ def test_aws_is_asked_with_a_token_that_is_renewed(serve: Serve) -> None:
     assert given == ["/latest/api/token"] * 2
 
 
-def test_azure_is_asked_for_the_name_once(serve: Serve) -> None:
-    def respond(_: str, path: str) -> tuple[int, dict[str, str], bytes]:
-        return 200, {}, b"vm-2" if "/name?" in path else events(event()).encode()
+def test_azure_is_asked_for_the_name_until_it_is_known(serve: Serve) -> None:
+    names = iter([PAGE.encode(), b"vm-2"])
 
-    requests = serve(respond)
+    def respond(_: str, path: str) -> tuple[int, dict[str, str], bytes]:
+        return 200, {}, next(names) if "/name?" in path else events(event()).encode()
+
+    serve(respond)
     server = metadata.Server("azure")
+    with pytest.raises(MetadataError):
+        server.ask()
     for _ in range(2):
         assert server.ask().seconds is not None
-    assert sum("/compute/name" in request for request in requests) == 1
+    assert next(names, None) is None
 
 
 @pytest.mark.parametrize(
