@@ -22,8 +22,6 @@ pytestmark = [pytest.mark.docker, pytest.mark.tensorflow]
 
 #: No checkpoint is due before the notice.
 JOB = faults.slow_job(6, "--checkpoint-every", "1000")
-NAME = "left"
-RANK_DIR = f"/home/train/train/jobs/{NAME}/worker-1"
 #: A request of each cloud's notice, and the text of the notice.
 CLOUDS = {
     "gcp": ("wait_for_change=true", r"notice from Google Cloud, 30 s in advance"),
@@ -32,12 +30,17 @@ CLOUDS = {
 }
 
 
+def rank_dir(job: str) -> str:
+    """Return the folder of the second rank on its host."""
+    return f"/home/train/train/jobs/{job}/worker-1"
+
+
 def by_file(bed: Testbed) -> None:
-    bed.exec(bed.hosts[1], "touch", f"{RANK_DIR}/preempt")
+    bed.exec(bed.hosts[1], "touch", f"{rank_dir('by_file')}/preempt")
 
 
 def by_signal(bed: Testbed) -> None:
-    state = bed.exec(bed.hosts[1], "cat", f"{RANK_DIR}/state.json").stdout
+    state = bed.exec(bed.hosts[1], "cat", f"{rank_dir('by_signal')}/state.json").stdout
     bed.exec(bed.hosts[1], "kill", "-USR1", str(json.loads(state)["supervisor_pid"]))
 
 
@@ -56,13 +59,13 @@ def lab_of(bed: Testbed, folder: Path, **of_second: Any) -> Lab:
     return Lab(inventory, folder / "runs", rules)
 
 
-def check(lab: Lab, command: PlaybookCommand, run: Run, notice: str) -> None:
+def check(lab: Lab, job: str, command: PlaybookCommand, run: Run, notice: str) -> None:
     """Check that the gang has saved and continued at once without the second host."""
     (left,) = filter(is_restart, command.events)
     assert (left["attempt"], left["root_cause"], left["cause"]) == (2, None, "preempted")
     assert re.fullmatch(f"the job leaves w1: {notice}", left["message"])
     assert run.code == 0, run.error[-3000:]
-    folder = lab.runs_dir / NAME
+    folder = lab.runs_dir / job
     attempts = json.loads((folder / "manifest.json").read_text())["attempts"]
     assert [list(one["ranks"].values()) for one in attempts] == [["w0", "w1"], ["w0"]]
     assert [one["preempted"] for one in attempts] == [False, True]
@@ -85,16 +88,16 @@ def check(lab: Lab, command: PlaybookCommand, run: Run, notice: str) -> None:
 def test_a_job_leaves_a_host_after_a_notice(
     testbed: Testbed, tmp_path: Path, notify: Callable[[Testbed], None], notice: str
 ) -> None:
-    lab = lab_of(testbed, tmp_path)
-    command = playbook_jobs.start(lab, NAME, **JOB)
+    lab, job = lab_of(testbed, tmp_path), notify.__name__
+    command = playbook_jobs.start(lab, job, **JOB)
     with ExitStack() as stack:
-        stack.enter_context(faults.followed(lab, NAME, command))
+        stack.enter_context(faults.followed(lab, job, command))
         with faults.slow(testbed, testbed.hosts[0]):
             command.wait_for(lambda event: training(event) and event["progress"]["step"] > 10)
             notify(testbed)
             command.wait_for(is_restart)
         run = command.end()
-    check(lab, command, run, notice)
+    check(lab, job, command, run, notice)
     assert ssh_processes(testbed) == []
 
 
@@ -105,12 +108,12 @@ def test_a_job_leaves_a_host_after_a_notice(
 def test_a_job_leaves_a_host_that_its_cloud_will_reclaim(
     testbed: Testbed, tmp_path: Path, cloud: str
 ) -> None:
-    lab = lab_of(testbed, tmp_path, train_job_preemption=cloud)
+    lab, job = lab_of(testbed, tmp_path, train_job_preemption=cloud), f"on-{cloud}"
     asked, notice = CLOUDS[cloud]
     with ExitStack() as stack:
         server = stack.enter_context(metadata_server(testbed, testbed.hosts[1]))
-        command = playbook_jobs.start(lab, NAME, **JOB)
-        stack.enter_context(faults.followed(lab, NAME, command))
+        command = playbook_jobs.start(lab, job, **JOB)
+        stack.enter_context(faults.followed(lab, job, command))
         with faults.slow(testbed, testbed.hosts[0]):
             command.wait_for(lambda event: training(event) and event["progress"]["step"] > 10)
             server.become(QUIET)  # the garbled answers have ended nothing
@@ -118,10 +121,10 @@ def test_a_job_leaves_a_host_that_its_cloud_will_reclaim(
             server.become(NOTICE)
             command.wait_for(is_restart)
         run = command.end()
-    check(lab, command, run, notice)
-    log = testbed.exec(testbed.hosts[1], "cat", f"{RANK_DIR}/supervisor.log").stdout
+    check(lab, job, command, run, notice)
+    log = testbed.exec(testbed.hosts[1], "cat", f"{rank_dir(job)}/supervisor.log").stdout
     assert "TRUE</body>" in log, "the garbled answer is noted"
-    state = json.loads(testbed.exec(testbed.hosts[1], "cat", f"{RANK_DIR}/state.json").stdout)
+    state = json.loads(testbed.exec(testbed.hosts[1], "cat", f"{rank_dir(job)}/state.json").stdout)
     assert state["phase"] == "stopped"
     noticed = state["preemption"]
     assert state["ended_at"] < noticed["at"] + noticed["seconds"], "it has ended within the notice"
