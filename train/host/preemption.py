@@ -1,4 +1,4 @@
-"""Notices on a host that it will soon be taken away, for example because it is a spot instance.
+"""Notices on a host that it will soon be reclaimed, for example because it is a spot instance.
 
 A notice comes from a cloud's metadata server (metadata.py), from the file ``preempt`` in the rank's
 folder, or from SIGUSR1 to the supervisor.

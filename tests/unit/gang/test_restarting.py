@@ -157,6 +157,19 @@ def test_another_attempt_follows_a_planned_end_and_it_is_no_failure(
     assert causes.next_attempt(stopped, run_dir)["restart"] is False
 
 
+def test_notices_in_a_row_delay_the_next_attempt(run_dir: Path) -> None:
+    result: Any = {"state": "stopped", "root_cause": None, "cause": "preempted", "ranks": []}
+
+    def delay(*preempted: bool) -> float:
+        attempts = [{"staged": True, "preempted": each} for each in preempted]
+        manifest = {"attempts": attempts, "policy": {**POLICY, "restart_delay": 5.0}}
+        (run_dir / "manifest.json").write_text(json.dumps(manifest))
+        return causes.next_attempt(result, run_dir)["restart_delay"]
+
+    assert [delay(False), delay(False, True, False)] == [0.0, 0.0]
+    assert [delay(*[True] * count) for count in (1, 2, 3, 30)] == [5.0, 10.0, 20.0, 60.0]
+
+
 def test_a_job_that_is_stopped_between_two_attempts_ends(run_dir: Path) -> None:
     (run_dir / "result.json").write_text(json.dumps(failed(restart_delay=60.0)))
 

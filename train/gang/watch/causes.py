@@ -7,6 +7,7 @@ The decision is made once, from the job's folder on the control node, and writte
 
 from __future__ import annotations
 
+import itertools
 import re
 import signal
 from dataclasses import dataclass
@@ -14,7 +15,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from train.gang import cause_names
-from train.gang.job_records import RESULT_FILE, RankResult, ResultRecord, read_manifest, read_result
+from train.gang.job_records import (
+    RESULT_FILE,
+    Manifest,
+    RankResult,
+    ResultRecord,
+    read_manifest,
+    read_result,
+)
 from train.gang.packages.names import package_of
 from train.gang.watch.script_faults import known_fault
 from train.host import ends, frameworks, json_files, rank_files, records, tracebacks
@@ -297,8 +305,16 @@ def next_attempt(result: ResultRecord, run_dir: Path) -> ResultRecord:
     policy, made, before = manifest["policy"], records.restarts_made(manifest), _before(run_dir)
     most = int(policy["max_restarts"])
     if is_planned:
-        left = max(0, most - made)
-        return {"restart": True, "restart_reason": "", "restarts_left": left, "restart_delay": 0.0}
+        left, delay = max(0, most - made), 0.0
+        # A host whose notices are wrong must not keep the gang from training at this speed.
+        if in_a_row := _notices_in_a_row(manifest):
+            delay = min(_LONGEST_DELAY, float(policy["restart_delay"]) * 2 ** (in_a_row - 1))
+        return {
+            "restart": True,
+            "restart_reason": "",
+            "restarts_left": left,
+            "restart_delay": delay,
+        }
     why_not = why_not_again(failure_of(result), failure_of(before) if before else None, made, most)
     restart = not why_not
     delay = min(_LONGEST_DELAY, float(policy["restart_delay"]) * 2**made)
@@ -308,6 +324,12 @@ def next_attempt(result: ResultRecord, run_dir: Path) -> ResultRecord:
         "restarts_left": max(0, most - made),
         "restart_delay": delay if restart else 0.0,
     }
+
+
+def _notices_in_a_row(manifest: Manifest) -> int:
+    """Return how many of the last attempts were each preceded by a notice of preemption."""
+    attempts = reversed(manifest["attempts"])
+    return sum(1 for _ in itertools.takewhile(lambda one: one.get("preempted"), attempts))
 
 
 def last_result(run_dir: Path) -> ResultRecord | None:

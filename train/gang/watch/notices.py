@@ -57,7 +57,7 @@ class Notices:
             self._journal.notice("alone", text, view, once=view.target.task)
 
     def at_risk(self, view: View) -> None:
-        """Show a notice about a host that its cloud may take away soon."""
+        """Show a notice about a host that its cloud may reclaim soon."""
         if view.state.get("at_risk") and not view.state.get("preemption"):
             text = (
                 f"{view.target.host}: the cloud warns that it may reclaim this machine; the job "
