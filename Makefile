@@ -46,7 +46,7 @@ alive = @(while sleep 15 > /dev/null; do echo "  still running: $(1)"; done) & t
 	@touch $@
 
 .venv/dev.stamp: .venv/control.stamp requirements/dev.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements/dev.txt
 	@touch $@
 
 setup: .venv/control.stamp

@@ -95,7 +95,7 @@ def report(**record):
 begun, weights = restore()
 devices = len(jax.devices())
 print(f"process {process} of {processes}, {devices} devices, from step {begun}", flush=True)
-shown = 0.0
+shown, loss = 0.0, np.nan  # in case a restart finds all steps completed
 for step in range(begun + 1, args.steps + 1):
     part = (jax.make_array_from_process_local_data(shared, value) for value in batch(step))
     weights, loss = train_step(weights, *part)

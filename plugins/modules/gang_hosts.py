@@ -21,6 +21,10 @@ options:
     description: The smallest number of workers to continue with; 0 for all.
     type: int
     required: true
+  without:
+    description: Why hosts are excluded that could not join a job that should have grown, by host.
+    type: dict
+    default: {}
   job:
     description: The job's id; empty if it is not chosen yet.
     type: str

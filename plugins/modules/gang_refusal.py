@@ -73,6 +73,10 @@ min_workers:
   description: The smallest number of workers to start the attempt with; 0 for all.
   returned: success
   type: int
+without:
+  description: Why hosts are excluded that could not join a job that should have grown, by host.
+  returned: success
+  type: dict
 result:
   description: The content of C(result.json), if the job has ended.
   returned: success

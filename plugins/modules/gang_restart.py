@@ -70,6 +70,10 @@ grows:
   description: Whether the previous attempt was ended so that more hosts can join.
   returned: success
   type: bool
+without:
+  description: Why hosts are excluded that could not join a job that should have grown, by host.
+  returned: success
+  type: dict
 result:
   description: The content of C(result.json), if the job has ended.
   returned: success

@@ -82,6 +82,10 @@ options:
     description: The hosts of each task type, and spare hosts, as in C(train_job_groups).
     type: dict
     required: true
+  without:
+    description: Hosts that this attempt could not start with, which are not awaited.
+    type: dict
+    default: {}
   grow:
     description: >-
       Whether the attempt ends once missing hosts can join again: V(auto), if the job has

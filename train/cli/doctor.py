@@ -44,7 +44,7 @@ _WORSE = 0.5
 _HEADER = ("host", "cores", "memory", "TensorFlow", "GPUs", "login", "clock", "free")
 #: The columns of the table of hosts on the page: a name, and the property of a host.
 _COLUMNS = (
-    ("framework", lambda host: " ".join([host["framework"], _framework(host)])),
+    ("framework", lambda host: f"{_name_of_framework(host)} {_framework(host)}"),
     ("cores", lambda host: f"{host['usable_cores']:g} of {host['cores']}"),
     ("memory, GiB", lambda host: f"{host['memory'] / 1024:.1f}"),
     ("GPUs", lambda host: ", ".join(gpu.get("name", "") for gpu in host["gpus"])),
@@ -252,9 +252,14 @@ def _counts(examined: Examined) -> Counter[str]:
     return Counter(one["severity"] for one in examined["findings"])
 
 
+def _name_of_framework(checkup: Checkup) -> str:
+    """Return the framework of jobs on a host. Results of older versions name none."""
+    return checkup.get("framework", frameworks.TENSORFLOW)
+
+
 def _framework(checkup: Checkup) -> str:
     """Return the version of a host's framework, or an empty string."""
-    return checkup["packages"].get(checkup["framework"], "")
+    return checkup["packages"].get(_name_of_framework(checkup), "")
 
 
 def _row(examined: Examined, host: str) -> list[str]:

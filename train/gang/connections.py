@@ -142,7 +142,8 @@ def say(line: str) -> None:
 
 def _unreachable(error: AnsibleConnectionFailure) -> UnreachableError:
     """Return an UnreachableError that describes a connection failure in one sentence."""
-    return UnreachableError(login_failures.classify(str(error)).sentence)
+    failed = login_failures.classify(str(error))
+    return UnreachableError(failed.sentence, failed.kind)
 
 
 def run(action: Any, command: str, program: bytes | None = None) -> Returned:

@@ -12,7 +12,11 @@ class NothingAnsweredError(UserError):
 
 
 class UnreachableError(Exception):
-    """A host cannot be reached."""
+    """A host cannot be reached. ``kind`` is the kind of a failed login, or empty."""
+
+    def __init__(self, message: str, kind: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class WatchEndedError(UserError):

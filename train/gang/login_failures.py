@@ -164,6 +164,11 @@ KINDS = {
     ),
 }  # fmt: skip
 
+#: Kinds that the host's SSH server rejects. After several of them, fail2ban bans this machine.
+REJECTED = frozenset(
+    ("dropped", "expired", "key-denied", "many-keys", "nologin", "password-denied")
+)
+
 #: Patterns that decide wherever they match in the output, because ssh prints other errors later.
 _DECISIVE = (
     ("changed-key", r"REMOTE HOST IDENTIFICATION HAS CHANGED|REVOKED HOST KEY DETECTED"),

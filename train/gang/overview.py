@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from train.gang import connections, launcher, listing, reports
+from train.gang import connections, launcher, listing, login_failures, reports
 from train.gang.connections import Args
 from train.gang.errors import UserError
 from train.gang.job_records import OVERVIEW_FILE, HostState, Listed
@@ -24,6 +24,8 @@ from train.host.records import ListedJob
 _PROGRAM = "usage"
 #: Seconds between two attempts to reach a host, and between two looks for new answers.
 _RETRY_S, _LOOK_S = 1.0, 0.25
+#: Seconds between two logins to a host that rejects them.
+_REJECTED_RETRY_S = 60.0
 
 
 @dataclass
@@ -82,7 +84,8 @@ class Overview:
             except Exception as error:
                 text = plain_text.clean(str(error) or type(error).__name__, reports.MAX_REASON)
                 machine.state = {**machine.state, "error": text}
-                pause = _RETRY_S
+                is_rejected = getattr(error, "kind", "") in login_failures.REJECTED
+                pause = _REJECTED_RETRY_S if is_rejected else _RETRY_S
             self._changed.set()
             self._over.wait(pause)
 

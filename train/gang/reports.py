@@ -7,6 +7,7 @@ raise ReportError.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Collection, Mapping
 from types import NoneType
@@ -16,7 +17,9 @@ from train.gang import cause_names
 from train.host import (
     ends,
     environments,
+    frameworks,
     host_facts,
+    leases,
     plain_text,
     probe,
     progress_records,
@@ -228,7 +231,7 @@ _FIELDS: dict[str, Check] = {
     "python_series": matching(r"3\.[0-9]{1,2}", "is not a Python version"),
     "framework": one_of("tensorflow", "jax", "none"),
     "variant": one_of("cpu", "gpu", "any"),
-    "versions": mapping(text(100), text(100), 100),
+    "versions": mapping(one_of(*itertools.chain(*frameworks.PACKAGES.values())), text(100)),
     **dict.fromkeys(("key", "machine", "place"), text(MAX_PATH)),
     "addresses": items(matching(r"[0-9]{1,3}(\.[0-9]{1,3}){3}", "is not an IPv4 address")),
     "attempt": integer(1, 10**6),
@@ -328,7 +331,12 @@ used = fields(
         "usage": record(usage.Usage, gpus=items(record(usage.GpuUse), MAX_GPUS)),
         "owners": mapping(job, text(100)),
         "holds": items(
-            record(usage.Held, user=text(100), state=text(20), resources=items(text(200), MAX_GPUS))
+            record(
+                usage.Held,
+                user=text(100),
+                state=one_of(leases.STARTED, leases.TAKEN, leases.QUEUED),
+                resources=items(text(200), MAX_GPUS),
+            )
         ),
     }
 )

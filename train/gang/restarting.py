@@ -104,7 +104,8 @@ def await_restart(play: connections.Play, args: Args) -> Returned:
 
     The result contains ``attempt``, the number of the next attempt, and ``min_workers``, which is 0
     while all hosts are required. A job that ``grows``, or that was ``preempted``, does not wait for
-    missing hosts if it may have fewer workers.
+    missing hosts if it may have fewer workers. After its attempt was refused, a job that grows
+    continues ``without`` the hosts that were to join.
     """
     run_dir, before = Path(args["run_dir"]).expanduser(), args["before"]
     manifest = read_manifest(run_dir.name, run_dir.parent)
@@ -113,7 +114,9 @@ def await_restart(play: connections.Play, args: Args) -> Returned:
     failed_at = float(before["failed_at"]) if is_retry else time.time()
     ended = causes.last_result(run_dir)
     grows, preempted = bool(before.get("grows")), bool(before.get("preempted"))
+    without = {}
     if is_retry:
+        without = dict(before.get("without") or {})
         pause = min(_LONGEST_PAUSE_S, _POLL_S * 2 ** (refusals - 1))
     else:
         cause = ended.get("cause") if ended is not None else None
@@ -135,7 +138,7 @@ def await_restart(play: connections.Play, args: Args) -> Returned:
                 elif _is_enough(groups, hosts.unreachable, manifest):
                     is_retry = False
             is_patient = time.time() - failed_at < float(manifest["policy"]["host_wait"])
-            if time.monotonic() >= due and not (is_retry and is_patient):
+            if time.monotonic() >= due and not (is_retry and is_patient and not without):
                 break
             left = due - time.monotonic()
             time.sleep(left if 0 < left < _PAUSE_S else _PAUSE_S)
@@ -150,6 +153,7 @@ def await_restart(play: connections.Play, args: Args) -> Returned:
         "min_workers": 0 if is_patient and not is_planned else manifest["policy"]["min_workers"],
         "grows": grows,
         "preempted": preempted,
+        "without": without,
         "is_patient": is_patient,
         "failed_at": failed_at,
         "refusals": refusals,
@@ -191,8 +195,9 @@ def _is_enough(
 def judge_refusal(play: connections.Play, args: Args) -> Returned:
     """Decide how to proceed after an attempt could not start.
 
-    Follow the attempt if another control node has started it, end the job if it was stopped, try
-    again if lost hosts may return, or else let the job fail.
+    Follow the attempt if another control node has started it, end the job if it was stopped,
+    continue as before if the job was to grow, try again if lost hosts may return, or else let the
+    job fail.
     """
     run_dir, tried = Path(args["run_dir"]).expanduser(), dict(args["tried"])
     refusal = _refusal(play, args["gang_steps"])
@@ -206,6 +211,9 @@ def judge_refusal(play: connections.Play, args: Args) -> Returned:
     if not refusal.get("nothing_answered"):
         lines.append(str(refusal["msg"]))
     message = "\n".join(lines)
+    members = _last_members(manifest)
+    if tried.get("grows") and not tried.get("without") and not members.intersection(lost):
+        return _as_before(play, run_dir, tried, members, message)
     is_cut_off = _is_cut_off(manifest, dict.fromkeys(lost, ""))
     if is_cut_off or tried["is_patient"]:
         failed_at = time.time() if is_cut_off else tried["failed_at"]
@@ -219,6 +227,24 @@ def judge_refusal(play: connections.Play, args: Args) -> Returned:
         return {**tried, "then": RESTART, "failed_at": failed_at, "refusals": refusals}
     causes.give_up(run_dir, message)
     return _ended(play, run_dir, str(args["metrics_dir"]))
+
+
+def _last_members(manifest: Manifest) -> set[str]:
+    """Return the hosts of the job's last attempt that was started."""
+    started = [attempt for attempt in manifest["attempts"] if attempt["staged"]]
+    return set(started[-1]["ranks"].values()) if started else set()
+
+
+def _as_before(
+    play: connections.Play, run_dir: Path, tried: Returned, members: set[str], message: str
+) -> Returned:
+    """Return how a job continues that should have grown, but could not start with more hosts."""
+    joining = [host for host in play.hosts if host not in members]
+    text = f"the job continues without {login_failures.names_of(joining)}: {message}"
+    connections.say(text)
+    journal.write_event(run_dir, notice={"kind": "growing", "task": None, "text": text})
+    why = f"the job could not start with it: {message.partition(chr(10))[0]}"
+    return {**tried, "then": RESTART, "without": dict.fromkeys(joining, why), "refusals": 1}
 
 
 def _refusal(play: connections.Play, steps: Sequence[str]) -> Mapping[str, Any]:

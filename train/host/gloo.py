@@ -18,7 +18,7 @@ _ANY_PORT = 9
 
 def own_address() -> str:
     """Return the address that gloo uses by default, or an empty string if it finds none."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, UnicodeError):
         for family, kind, _, _, place in socket.getaddrinfo(
             socket.gethostname(), None, type=socket.SOCK_STREAM
         ):
@@ -34,9 +34,9 @@ def address_toward(hosts: Collection[str]) -> str:
     Return an empty string if all of them are this machine, or if none can be resolved.
     """
     for host in sorted(hosts):
-        if probe.is_own(host):
-            continue
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, UnicodeError):  # the latter for an impossible name
+            if probe.is_own(host):
+                continue
             family, _, _, _, place = socket.getaddrinfo(host, _ANY_PORT, type=socket.SOCK_DGRAM)[0]
             with socket.socket(family, socket.SOCK_DGRAM) as asked:
                 asked.connect(place)

@@ -27,8 +27,9 @@ for number in range(1, int(sys.argv[1 + own]) + 1):
 """
 
 
+@pytest.mark.soak
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("leaver", [pytest.param(0, marks=pytest.mark.soak), 1])
+@pytest.mark.parametrize("leaver", [0, 1])
 def test_a_rank_with_fewer_steps_is_named_and_not_the_one_that_lost_it(
     lab: Lab, tmp_path: Path, leaver: int
 ) -> None:

@@ -137,6 +137,14 @@ def test_jax_resumes_after_a_worker_was_killed(
     assert set(manifest["versions"]) >= {"jax", "jaxlib", "keras"}
 
 
+def test_a_restart_of_jax_after_the_last_step_completes(jax_python: str, tmp_path: Path) -> None:
+    for begun in (0, 3):
+        words = [jax_python, str(EXAMPLES / "jax-loop/main.py"), "--steps", "3"]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert f"from step {begun}\n" in done.stdout
+
+
 @pytest.mark.soak
 @pytest.mark.tensorflow
 def test_resnet56_cifar10(start: Start, tmp_path: Path) -> None:
@@ -165,6 +173,7 @@ assert tests[1, 0, 5].tolist() == data[1, 5::1024].tolist(), tests[1, 0]
     assert rank.said().endswith("loss and accuracy are not those of CIFAR-10\n")
 
 
+@pytest.mark.soak
 @pytest.mark.tensorflow
 def test_one_host_gpus(lab: Lab, start: Start, tmp_path: Path) -> None:
     example, _, arguments = given("one-host-gpus")
@@ -243,6 +252,7 @@ def test_tfds(start: Start, tfds_packages: Path, tmp_path: Path) -> None:
     assert float(re.findall(r" - accuracy: ([0-9.]+)", first.said())[-1]) > 0.8
 
 
+@pytest.mark.soak
 @pytest.mark.tensorflow
 def test_custom_loop_in_the_notebook(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     import nbformat
@@ -276,6 +286,7 @@ def test_custom_loop_in_the_notebook(lab: Lab, monkeypatch: pytest.MonkeyPatch) 
     assert first == second
 
 
+@pytest.mark.soak
 @pytest.mark.tensorflow
 def test_own_playbook(tf_python: str, tmp_path: Path) -> None:
     folder = EXAMPLES / "own-playbook"
@@ -315,6 +326,7 @@ def test_the_example_of_an_own_network_trains(lab: Lab, tmp_path: Path) -> None:
     assert set(manifest["git"]) == {"commit", "clean"}
 
 
+@pytest.mark.soak
 @pytest.mark.tensorflow
 def test_the_script_that_was_taken_to_several_machines(start: Start, tmp_path: Path) -> None:
     ranks = run_gang(start, tmp_path, script=blocks(YOUR_SCRIPT, "python")[0])

@@ -40,6 +40,7 @@ def test_a_job_gives_each_rank_what_it_names(tmp_path: Path, machine: Machine) -
     assert copy.seen("broken") == ["- - -"] * 4
 
 
+@pytest.mark.soak
 def test_a_job_and_the_gpus_of_others(
     tmp_path: Path, machine: Machine, supervisor: Starter
 ) -> None:

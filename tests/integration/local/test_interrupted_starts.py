@@ -84,7 +84,8 @@ def test_an_output_that_is_closed_leaves_nothing_or_a_job_that_runs(
         assert is_nothing(lab, "cut")
 
 
-@pytest.mark.parametrize("name", [START, pytest.param(STAGE, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("name", [START, STAGE])
 def test_a_job_whose_start_was_killed_is_stopped_and_started_again(
     local_lab: Labs, name: str
 ) -> None:

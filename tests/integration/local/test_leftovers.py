@@ -148,6 +148,7 @@ def test_nothing_outlives_a_supervisor_that_is_killed(machine: Machine) -> None:
         assert bare_ranks.state(rank.folder)["cause"] == ends.SUPERVISOR, way
 
 
+@pytest.mark.soak
 def test_a_stop_finds_what_both_keepers_left(machine: Machine) -> None:
     # A chain of short processes outside of any tree cannot be caught.
     ways = [way for way in WAYS if not way.startswith("churn")]

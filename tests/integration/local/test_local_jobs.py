@@ -181,6 +181,7 @@ time.sleep(1 if kind == "chief" else 600)
 """
 
 
+@pytest.mark.soak
 def test_it_prints_what_each_rank_of_a_job_finds_whose_servers_end_with_the_chief(
     local_lab: Labs, tmp_path: Path
 ) -> None:

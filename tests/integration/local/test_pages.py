@@ -131,6 +131,7 @@ def check_that_others_see_nothing(url: str, pid: int) -> None:
     assert list(Path(written).rglob("*.info")), "that file holds the address"
 
 
+@pytest.mark.soak
 @pytest.mark.tensorflow
 def test_tensorboard_of_what_was_fetched(tf_python: str, tmp_path: Path) -> None:
     events = tmp_path / "runs/night/tensorboard/events.out.tfevents.1.host"

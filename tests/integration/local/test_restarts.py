@@ -147,6 +147,7 @@ def test_another_control_node_goes_on_where_the_first_one_broke_off(local_lab: L
     assert manifest["arguments"] == ["--steps", "400", "--slow-attempts", "1"]
 
 
+@pytest.mark.soak
 def test_between_two_attempts_the_control_node_breaks_off_and_the_job_is_stopped(
     local_lab: Labs,
 ) -> None:

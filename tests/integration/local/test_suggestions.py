@@ -126,6 +126,7 @@ def test_an_unknown_job_leads_to_the_list(local_lab: Labs) -> None:
     assert (done.returncode, done.stdout) == (0, "no jobs\n"), done.stderr
 
 
+@pytest.mark.soak
 def test_a_job_that_is_left_is_stopped_and_followed(local_lab: Labs) -> None:
     lab = local_lab()
     command = plain(lab, "left", "--steps 9000", "--on-interrupt", "leave")

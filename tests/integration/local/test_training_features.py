@@ -236,6 +236,7 @@ def moving_means(path: Path) -> list[float]:
     return [float(read.arrays[name].mean()) for name in moving]
 
 
+@pytest.mark.soak
 def test_parts_of_a_batch_change_batch_norm_as_replicas_do(
     start: Start, tf_python: str, tmp_path: Path
 ) -> None:
@@ -287,6 +288,7 @@ def test_packs_give_the_same_bits_and_fewer_bits_learn_the_same(
     assert loss == pytest.approx(whole.records()[-1]["loss"], rel=0.02)
 
 
+@pytest.mark.soak
 def test_fewer_bits_in_the_exchange_survive_a_kill_and_a_lost_worker(
     start: Start, tmp_path: Path, exchanged: dict[str, list[Rank]]
 ) -> None:

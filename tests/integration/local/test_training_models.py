@@ -61,6 +61,7 @@ def sha(model: Any) -> str:
     return hashlib.sha256(b"".join(w.tobytes() for w in model.get_weights())).hexdigest()
 
 
+@pytest.mark.soak
 @inside
 def test_networks_are_as_published_and_drawn_by_seed() -> None:
     hashes = {}
@@ -209,7 +210,7 @@ def load(path: Path) -> Any:
 @pytest.mark.parametrize(
     ("name", "policy"),
     [
-        ("resnet8", "mixed_float16"),
+        pytest.param("resnet8", "mixed_float16", marks=pytest.mark.soak),
         ("digits-cnn", "mixed_bfloat16"),
         ("nested", "mixed_bfloat16"),
     ],

@@ -264,6 +264,7 @@ def test_whatever_fails_in_writing_a_checkpoint_blocks_nothing(tmp_path: Path) -
     assert len(list(folder.iterdir())) == 3
 
 
+@pytest.mark.soak
 def test_first_weights_are_those_of_another_training(
     early: Rank, start: Start, tmp_path: Path
 ) -> None:

@@ -64,6 +64,7 @@ def test_a_cluster_with_a_source_of_its_own(bed: Testbed) -> None:
     assert "chronyd" in shell(bed, "ps -e -o args | grep 'chronyd.* -x$'", 1)
 
 
+@pytest.mark.soak
 def test_what_was_changed_by_hand_or_cut_off_is_put_right(bed: Testbed) -> None:
     process = "systemctl show --value --property=MainPID chrony"
     before = shell(bed, process)

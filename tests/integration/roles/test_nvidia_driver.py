@@ -150,6 +150,7 @@ def check_the_container(bed: Testbed) -> None:
     assert shell(bed, rule, 1) == "blacklist nouveau\n"
 
 
+@pytest.mark.soak
 def test_only_the_expected_key_is_installed(bed: Testbed) -> None:
     bed.exec("host-0", "sh", "-ec", SERVER, user="root", stdin=KEY)
     given: dict[str, Any] = {

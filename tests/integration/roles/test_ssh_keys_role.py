@@ -162,6 +162,7 @@ def test_what_cannot_be_done_is_refused(cluster: Cluster) -> None:
     assert_refused(cluster.run_tasks, "ssh_keys", cases)
 
 
+@pytest.mark.soak
 def test_removal_takes_away_what_is_the_clusters(cluster: Cluster) -> None:
     before = cluster.tree()
     cluster.run(ssh_keys_name="two")

@@ -145,6 +145,7 @@ REFUSED: list[tuple[list[dict[str, Any]], str]] = [
 ]
 
 
+@pytest.mark.soak
 def test_what_is_refused(tmp_path: Path) -> None:
     """An invalid entry stops the role before the valid one is processed."""
     large, huge = make_source(tmp_path) / "large", tmp_path / "huge"

@@ -70,6 +70,7 @@ def fstab(bed: Testbed) -> list[str]:
     return [line for line in lines if not line.startswith("#")]
 
 
+@pytest.mark.soak
 def test_another_user_and_a_share_that_nobody_serves(bed: Testbed) -> None:
     key = (bed.directory / "id_ed25519.pub").read_text().strip()
     given: dict[str, Any] = {

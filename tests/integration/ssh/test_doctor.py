@@ -252,6 +252,7 @@ def test_a_bad_cable_and_a_port_that_is_closed_to_one(bed: Testbed, lab: Lab) ->
     }
 
 
+@pytest.mark.soak
 def test_what_a_host_lacks_or_has_left(bed: Testbed, lab: Lab) -> None:
     faults.host_variables(lab, "host-0", train_job_python="/nowhere/bin/python")
     bare = f"{HOME}/train/bare/bin/python"

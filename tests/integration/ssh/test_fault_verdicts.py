@@ -94,6 +94,7 @@ def test_a_full_disk(ssh_lab: Labs, testbed: Testbed) -> None:
     testbed.exec(host, "rm", "--recursive", root)
 
 
+@pytest.mark.soak
 def test_out_of_memory(ssh_lab: Labs, testbed: Testbed) -> None:
     check(
         *(ssh_lab(worker=2), testbed, "eaten", ["worker-1"], "memory"),
@@ -117,6 +118,7 @@ def test_a_worker_that_never_starts(ssh_lab: Labs, testbed: Testbed) -> None:
     )
 
 
+@pytest.mark.soak
 def test_a_wrong_address(ssh_lab: Labs, testbed: Testbed) -> None:
     lab = ssh_lab(worker=2)
     # An address of the same network that no host has.

@@ -31,7 +31,7 @@ from tests.support.testbed import Host, Testbed
 pytestmark = [pytest.mark.docker, pytest.mark.tensorflow]
 
 #: Each kind of fault occurs once before any of them is repeated.
-FAULTS = int(os.environ.get("SOAK_FAULTS", "2"))
+FAULTS = int(os.environ.get("SOAK_FAULTS", "1"))
 KILLS = int(os.environ.get("SOAK_KILLS", "1"))
 SEED = int(os.environ.get("SOAK_SEED", "1"))
 #: Seconds for which nothing reaches the hosts, longer than until a host counts as lost.

@@ -79,3 +79,46 @@ def test_a_job_grows_when_a_lost_host_is_back(
     for step in common:
         assert found[step] == pytest.approx(expected[step], rel=1e-5, abs=2e-6), step
     assert ssh_processes(testbed) == []
+
+
+#: An environment that seems to have another version of TensorFlow.
+OTHER = """
+mkdir --parents ~/other/bin ~/other/lib/python3.11/site-packages/tensorflow-9.9.0.dist-info
+ln --symbolic --force /usr/bin/python3 ~/other/bin/python
+"""
+
+
+@pytest.mark.soak
+def test_a_job_continues_without_a_host_with_which_it_cannot_start(
+    testbed: Testbed, tmp_path: Path
+) -> None:
+    port = {"train_job_port": free_port()}
+    other = {**port, "train_job_python": "~/other/bin/python"}
+    ranks = [Rank("w0", testbed.hosts[0], port), Rank("w1", testbed.hosts[1], other)]
+    inventory = testbed.write_inventory({"worker": ranks}, path=tmp_path / "inventory")
+    rules = {
+        "train_job_min_workers": 1,
+        "train_job_restart_host_timeout": 5,
+        "train_job_grow_check": 1,
+        "train_job_grow_interval": 3,
+    }
+    lab = Lab(inventory, tmp_path / "runs", rules)
+    testbed.exec(testbed.hosts[1], "sh", "-c", OTHER)
+    with ExitStack() as stack:
+        stack.callback(testbed.exec, testbed.hosts[1], "sh", "-c", "rm --recursive ~/other")
+        slow = stack.enter_context(ExitStack())
+        slow.enter_context(faults.slow(testbed, testbed.hosts[0]))
+        with faults.off(testbed.hosts[1]):
+            command = playbook_jobs.start(lab, "alone", **JOB)
+            stack.enter_context(faults.followed(lab, "alone", command))
+            command.wait_for(lambda event: training(event) and event["progress"]["step"] > 10)
+        command.wait_for(lambda event: event["event"] == "notice" and event["kind"] == "growing")
+        command.wait_for(training)
+        slow.close()
+        run = command.end()
+    assert run.code == 0, run.error[-3000:]
+    attempts = json.loads((lab.runs_dir / "alone/manifest.json").read_text())["attempts"]
+    assert [sorted(one["ranks"].values()) for one in attempts if one["staged"]] == [["w0"], ["w0"]]
+    why = attempts[-1]["left_out"]["w1"]
+    assert "different versions of TensorFlow" in why
+    assert ssh_processes(testbed) == []

@@ -55,7 +55,8 @@ def a_lab(testbed: Testbed, folder: Path, kind: str) -> Lab:
 @pytest.mark.parametrize(
     ("kind", "follower"),
     [
-        ("killed", "train.yml"),
+        # see also tests/integration/local/test_restarts.py
+        pytest.param("killed", "train.yml", marks=pytest.mark.soak),
         ("spare", "attach.yml"),
         pytest.param("fewer", "train.yml", marks=pytest.mark.soak),  # see also test_growing.py
         pytest.param("killed", "attach.yml", marks=pytest.mark.soak),

@@ -81,6 +81,7 @@ for name in [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]:
 """
 
 
+@pytest.mark.soak
 @pytest.mark.tensorflow
 def test_an_example_reads_what_setup_has_placed(
     ssh_lab: Labs, tf_python: str, tmp_path: Path

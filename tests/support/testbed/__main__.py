@@ -22,8 +22,8 @@ def main() -> None:
         if options.command == "down":
             print(f"removed {len(down(options.dir))} host(s)")
             return
-        mounts, bases = tensorflow_mounts("3.11", "3.13"), (BOOKWORM, BOOKWORM, TRIXIE)
-        Testbed.up(3, options.dir, mounts=mounts, bases=bases, systemd=True, stranger=True)
+        mounts, bases = tensorflow_mounts("3.11", "3.13"), (BOOKWORM, TRIXIE)
+        Testbed.up(2, options.dir, mounts=mounts, bases=bases, systemd=True, stranger=True)
     except TestbedError as error:
         sys.exit(f"testbed: {error}")
 

@@ -83,3 +83,9 @@ def test_the_maps_of_paths_begin_at_zero() -> None:
     assert rates["z"] == [[None, pytest.approx(9.4)], [pytest.approx(9.3), None]]
     assert (rates["zmin"], rates["zmax"]) == (0, pytest.approx(9.4))
     assert resent["z"][0][1] == pytest.approx(1.5)
+
+
+def test_results_of_older_versions_name_no_framework() -> None:
+    checkup: Any = {"packages": {"tensorflow": "2.21.0", "jax": "0.9"}}
+    assert doctor._COLUMNS[0][1](checkup) == "tensorflow 2.21.0"
+    assert doctor._COLUMNS[0][1]({**checkup, "framework": "jax"}) == "jax 0.9"

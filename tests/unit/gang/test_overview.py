@@ -20,6 +20,10 @@ USED = {
     **{"cores": 2, "load": 1.0, "memory_total": 4, "memory_free": 2, "disk_total": 4},
     **{"disk_free": 1, "gpus": [], "gpu_error": ""},
 }
+HELD = {
+    **{"state": "started", "job": "x", "task": "worker-0", "user": "eve", "since": 1.0},
+    "resources": ["port/1"],
+}
 
 
 class Play:
@@ -90,6 +94,18 @@ def test_a_host_that_goes_down_keeps_its_last_answer_and_comes_back(followed: An
     wait_until(lambda: read()["hosts"]["a"]["error"] == "", read)
 
 
+def test_a_host_that_rejects_logins_is_rarely_asked(followed: Any) -> None:
+    """Because fail2ban would ban the control node."""
+    rejected = UnreachableError("permission denied", "key-denied")
+    play = Play(
+        {"a": rejected, "b": UnreachableError("timed out", "timeout")}, {"a": ["a"], "b": ["b"]}
+    )
+    read = followed(play)
+    wait_until(lambda: sum(host == "b" for host, *_ in play.asked) > 5, read)
+    assert sum(host == "a" for host, *_ in play.asked) == 1
+    assert read()["hosts"]["a"]["error"] == "permission denied"
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -98,6 +114,7 @@ def test_a_host_that_goes_down_keeps_its_last_answer_and_comes_back(followed: An
         {"usage": {**USED, "gpus": [{}] * 1000}},
         {"owners": {"../x": "anna"}},
         {"holds": "all"},
+        {"holds": [{**HELD, "state": "stolen"}]},
         {"jobs": 7},
     ],
 )

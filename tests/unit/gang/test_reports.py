@@ -47,6 +47,7 @@ def test_what_is_right_passes() -> None:
         ),
         ({"environment": {**ENVIRONMENT, "python_series": "3"}}, "is not a Python version"),
         ({"environment": {**ENVIRONMENT, "root": "venv"}}, "root is not an absolute path"),
+        ({"versions": {"ansible": "1.0"}}, "versions is not one of jax, jaxlib, keras, torch"),
         ({"missing_modules": ["x"] * 2000}, "missing_modules is not a list of at most 1000"),
     ],
 )

@@ -42,9 +42,10 @@ def run_dir(tmp_path: Path) -> Path:
     return folder
 
 
-def write_manifest(folder: Path, **policy: Any) -> None:
+def write_manifest(folder: Path, attempts: Any = (), **policy: Any) -> None:
     facts = {"root": "/data/train", "host_python": "/usr/bin/python3"}
-    manifest = {"job": "night", "attempt": 2, "attempts": [], "policy": {**POLICY, **policy}}
+    manifest = {"job": "night", "attempt": 2, "policy": {**POLICY, **policy}}
+    manifest["attempts"] = attempts
     manifest["ranks"] = [{"host": host} for host in HOSTS]
     manifest["hosts"] = dict.fromkeys(HOSTS, facts)
     (folder / "manifest.json").write_text(json.dumps(manifest))
@@ -113,11 +114,12 @@ def test_a_job_that_grows_needs_no_more_hosts_than_before(run_dir: Path) -> None
         True,
         1,
     )
-    # If the attempt is refused, the job waits for its hosts as after a failure, and still grows.
-    refused = refuse(
-        run_dir, a_play({"placement": {"failed": True, "msg": "no"}}), **{**following, "attempt": 3}
-    )
-    assert refused["then"] == "restart.yml"
+    # If a host of the job is lost meanwhile, the job waits as after a failure, and still grows.
+    started = [{"staged": True, "ranks": {"worker-0": "node-1"}}]
+    write_manifest(run_dir, attempts=started, min_workers=1)
+    lost = {"placement": {"failed": True, "msg": "no"}, "preflight": {"node-1": LOST}}
+    refused = refuse(run_dir, a_play(lost), **{**following, "attempt": 3})
+    assert (refused["then"], refused["without"]) == ("restart.yml", {})
     later = wait(run_dir, a_play(), {**refused, "failed_at": 0.0})
     assert (later["grows"], later["min_workers"]) == (True, 1)
 
@@ -141,6 +143,36 @@ def test_a_job_that_leaves_a_host_does_not_wait_for_it_if_it_may_be_smaller(run_
         "preempted",
         False,
     )
+
+
+def test_a_job_that_cannot_start_with_more_hosts_continues_as_before(run_dir: Path) -> None:
+    started = [
+        {"staged": True, "ranks": {"worker-0": "node-1"}},
+        {"staged": False, "ranks": {"worker-0": "node-1", "worker-1": "node-2"}},
+    ]
+    write_manifest(run_dir, attempts=started, min_workers=1)
+    other = {"placement": {"failed": True, "msg": "other versions\nsecond line"}}
+    refused = refuse(run_dir, a_play(other), grows=True, without={}, min_workers=1)
+    assert (refused["then"], refused["without"]) == (
+        "restart.yml",
+        {"node-2": "the job could not start with it: other versions"},
+    )
+    (notice,) = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    text = "the job continues without node-2: other versions\nsecond line"
+    assert notice["notice"] == {"kind": "growing", "task": None, "text": text}
+
+    def answer(host: str) -> Mapping[str, Any]:
+        if host == "node-2":
+            raise UnreachableError("gone")
+        return {"stopped": ""}
+
+    # It does not wait for the hosts that were to join.
+    later = wait(run_dir, a_play(answer=answer), {**refused, "failed_at": time.time()})
+    assert (later["then"], later["is_patient"]) == ("watch.yml", True)
+    assert (later["without"], later["min_workers"]) == (refused["without"], 1)
+    # If it cannot start either, it is treated like any other job.
+    again = refuse(run_dir, a_play(other), **{**later, "is_patient": False})
+    assert again["then"] == "end.yml"
 
 
 @pytest.mark.parametrize("cause", ["grown", "preempted"])

@@ -18,6 +18,7 @@ LOOPBACK = "127.0.0.1"
 def test_no_interface_is_needed_among_ranks_of_one_machine() -> None:
     assert gloo.interface_toward([LOOPBACK, socket.gethostname()]) == ""
     assert gloo.interface_toward(["name.invalid"]) == ""
+    assert gloo.interface_toward(["impossible..name", "n" * 64]) == ""
 
 
 #: Two networks: the host's name belongs to the first one, and other ranks to the second.

@@ -5,6 +5,7 @@ A session is a cookie with its start and a signature, so it survives a restart o
 
 from __future__ import annotations
 
+import functools
 import getpass
 import hashlib
 import hmac
@@ -100,7 +101,8 @@ class Access:
         name = found[1].lower()
         if self.bind == LOOPBACK:
             return name in _LOOPBACK_NAMES
-        return name in (*_LOOPBACK_NAMES, *_own_names()) or _is_address(name.strip("[]"))
+        is_known = name in _LOOPBACK_NAMES or _is_address(name.strip("[]"))
+        return is_known or name in _own_names()
 
 
 def _equal(one: str, other: str) -> bool:
@@ -109,6 +111,7 @@ def _equal(one: str, other: str) -> bool:
     return hmac.compare_digest(*digests)
 
 
+@functools.cache  # because looking them up may take seconds
 def _own_names() -> tuple[str, ...]:
     return socket.gethostname().lower(), socket.getfqdn().lower()
 

@@ -11,10 +11,11 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from train.cli import inventories
@@ -28,6 +29,8 @@ from train.host import plain_text
 STOP, RESTART, DOCTOR, TENSORBOARD = "stop", "restart", "doctor", "tensorboard"
 #: Maximum number of lines of an act, characters of a line, and number of acts to remember.
 _LINES, _WIDTH, _MOST = 2_000, 1_000, 50
+#: Seconds between two looks at an act's output, and bytes to read at once.
+_LOOK_S, _BLOCK = 0.2, 65_536
 #: An address of TensorBoard on this machine.
 _ADDRESS = re.compile(r"http://127\.0\.0\.1:[0-9]{1,5}/[A-Za-z0-9_-]{1,64}/")
 #: Exit codes in words, as in ``python -m train --help``.
@@ -148,23 +151,23 @@ class Acts:
     def _run(self, act: Act, job: str, words: Sequence[str]) -> None:
         """Run a command to its end and collect its output. Runs in a thread."""
         try:
-            with Scratch("dashboard") as folder:
+            # The output is a file without a name, which outlives the dashboard. A command whose
+            # output is a closed pipe would stop following its job.
+            with Scratch("dashboard") as folder, tempfile.TemporaryFile() as output:
                 given = [words[0], *self._options(job, folder), *words[1:]]
                 act.process = subprocess.Popen(
                     [*self._program, *given],
                     stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
+                    stdout=output,
                     stderr=subprocess.STDOUT,
                     env={**os.environ, "NO_COLOR": "1", "COLUMNS": "160"},
                     start_new_session=True,
                 )
-                assert act.process.stdout is not None
-                for line in act.process.stdout:
-                    text = line.decode("utf-8", "replace").rstrip("\r\n")
-                    act.lines.append(plain_text.clean(text, _WIDTH))
+                for line in _lines_of(act.process, output.fileno()):
+                    act.lines.append(plain_text.clean(line.decode("utf-8", "replace"), _WIDTH))
                 act.code = act.process.wait()
-        except OSError as error:
-            act.lines.append(str(error))
+        except Exception as error:  # otherwise, the act would seem to run forever
+            act.lines.append(plain_text.clean(str(error) or type(error).__name__, _WIDTH))
             act.code = int(Exit.FAILED)
 
     def _options(self, job: str, folder: Path) -> list[str]:
@@ -180,3 +183,18 @@ class Acts:
         if connection and not connection["asked"]:
             return words
         return [*words, *self._inventory.command_line(folder)]
+
+
+def _lines_of(process: subprocess.Popen[bytes], output: int) -> Iterator[bytes]:
+    """Yield the lines that a process writes to a file, until it ends."""
+    offset, rest, ended = 0, b"", False
+    while not ended:
+        ended = process.poll() is not None  # before the last look
+        while block := os.pread(output, _BLOCK, offset):  # leaves the process's position unchanged
+            offset += len(block)
+            *lines, rest = (rest + block).split(b"\n")
+            yield from lines
+        if not ended:
+            time.sleep(_LOOK_S)
+    if rest:
+        yield rest

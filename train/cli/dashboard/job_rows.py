@@ -7,7 +7,7 @@ import json
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,10 @@ ENDED = records.FINAL_PHASES
 WAITING, RESTARTING, RUNNING, UNKNOWN = "waiting", "restarting", "running", "unknown"
 #: Bytes to read from the end of a job's events, and the seconds over which the pace is measured.
 _EVENT_BYTES, _PACE_S = 1 << 17, 180.0
-#: Maximum number of jobs to show.
-_MOST = 200
+#: Maximum number of jobs to show, and of seconds until a job's end.
+_MOST, _LONGEST_S = 200, 1e9
+#: Errors that damaged files of a job may cause.
+_OF_DAMAGED_FILES = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 #: Records of locks: the inode number of a locked file.
 _LOCK = re.compile(r"FLOCK.* [0-9a-f]+:[0-9a-f]+:([0-9]+) ")
 
@@ -99,7 +101,13 @@ class JobRows:
         return bool(_locked(self._runs_dir, [job]))
 
     def rows(self, listed: Listed) -> list[JobRow]:
-        """Return the jobs here and on the hosts: first those that have not ended, newest first."""
+        """Return the jobs here and on the hosts: first those that have not ended, newest first.
+
+        If there are many, only the first ones are returned.
+        """
+        return self._all(listed)[:_MOST]
+
+    def _all(self, listed: Listed) -> list[JobRow]:
         here = self.names()
         followed = _locked(self._runs_dir, here)
         remote = {job["job"]: job for job in listed["jobs"]}
@@ -108,9 +116,8 @@ class JobRows:
         for job in here:
             local = self._read(job)
             if local is not None:
-                found.append(
-                    _row_of(job, local, remote.get(job), job in followed, waiting.get(job, ""))
-                )
+                about = remote.get(job), job in followed, waiting.get(job, "")
+                found.append(_row_or_damaged(job, local, *about))
         known = {row.job for row in found}
         found += [
             _remote_row(about, waiting.get(job, ""))
@@ -120,11 +127,11 @@ class JobRows:
         known |= set(remote)
         found += [JobRow(job, WAITING, owner) for job, owner in waiting.items() if job not in known]
         found.sort(key=lambda row: (row.has_ended, -row.started_at, row.job))
-        return found[:_MOST]
+        return found
 
     def row(self, job: str, listed: Listed) -> JobRow | None:
         """Return the row of a job; None if it is unknown."""
-        return next((row for row in self.rows(listed) if row.job == job), None)
+        return next((row for row in self._all(listed) if row.job == job), None)
 
     def _read(self, job: str) -> _Local | None:
         folder = self._runs_dir / job
@@ -183,6 +190,18 @@ def _last_events(path: Path) -> list[RankEvent]:
     return found  # type: ignore[return-value]  # written by this machine's watch
 
 
+def _row_or_damaged(
+    job: str, local: _Local, remote: Mapping[str, Any] | None, followed: bool, waiting: str
+) -> JobRow:
+    """Return the row of a job with a folder here, also if the folder's files are damaged."""
+    try:
+        row = _row_of(job, local, remote, followed, waiting)
+        return replace(row, started_at=float(row.started_at))
+    except _OF_DAMAGED_FILES as error:
+        step = f"damaged files ({type(error).__name__})"
+        return JobRow(job, UNKNOWN, local.owner, step=step, is_here=True)
+
+
 def _row_of(
     job: str, local: _Local, remote: Mapping[str, Any] | None, followed: bool, waiting: str
 ) -> JobRow:
@@ -239,10 +258,19 @@ def _remote_row(job: Mapping[str, Any], waiting: str) -> JobRow:
         hosts=job["hosts"],
         step=", ".join(lines.counts(job["progress"], "step", "epoch")),
         part=part_of(job["progress"]) if job["state"] not in ENDED else None,
-        cause=next((rank["reason"] for rank in job["ranks"] if rank["phase"] == "failed"), ""),
+        cause=_first_failure(job["ranks"]),
         started_at=job["started_at"],
         needs_attach=job["state"] not in ENDED and not waiting,
     )
+
+
+def _first_failure(ranks: Sequence[Mapping[str, Any]]) -> str:
+    """Return the reason of the rank that failed first; empty if none did."""
+    failed = [rank for rank in ranks if rank["phase"] == "failed"]
+    first = min(
+        failed, key=lambda rank: rank.get("ended_at") or float("inf"), default={"reason": ""}
+    )
+    return str(first["reason"])
 
 
 def _furthest(events: Iterable[RankEvent]) -> Progress:
@@ -268,7 +296,8 @@ def time_left(events: Sequence[RankEvent]) -> str:
     if not recent or done >= 1.0:
         return ""
     then, before = recent[0]
-    return str(timedelta(seconds=int((now - then) / (done - before) * (1.0 - done))))
+    seconds = (now - then) / (done - before) * (1.0 - done)
+    return str(timedelta(seconds=int(seconds))) if seconds <= _LONGEST_S else ""
 
 
 def age_of(row: JobRow) -> str:

@@ -7,7 +7,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from train.cli.job import run_dir_of
 from train.gang import suggestions
 from train.gang.run_folders import check_id
 from train.host import records
+from train.host.plain_text import is_number
 
 _HERE = Path(__file__).parent
 #: The files that pages load, and their types.
@@ -70,8 +70,8 @@ class Pages:
         self._open: OrderedDict[str, _Open] = OrderedDict()
         self._templates = page.templates(_HERE / "templates")
         self._templates.filters["age"] = job_rows.age_of
-        version = resources.files("plotly")
-        self._stamp = f"{VERSION}-{Path(str(version)).stat().st_mtime_ns:x}"
+        changed = (Path(str(path)).stat().st_mtime_ns for path, _ in STATIC.values())
+        self._stamp = f"{VERSION}-{hash(tuple(changed)) & 0xFFFFFFFF:x}"
 
     def render(self, template: str, cookie: str = "", **values: Any) -> str:
         """Return a page for a session."""
@@ -195,15 +195,16 @@ class Pages:
         ``attempt`` is a number, or empty for the last one. Raise UnknownError if that log does
         not exist.
         """
-        run_dir = self.check_job(job)
-        names = run_files.list_files(run_dir)
-        file = f"logs/{task}.log"
-        found = {"": file} if file in names else {}
-        earlier = [name for name in names if name.startswith("attempts/") and name.endswith(file)]
-        found |= {name.split("/")[1]: name for name in earlier if name.count("/") == 3}
-        if not records.TASK_PATTERN.fullmatch(task) or attempt not in found:
+        run_dir, found = self.check_job(job), {}
+        if records.TASK_PATTERN.fullmatch(task):
+            numbers = [path.name for path in run_dir.glob("attempts/*")]
+            folders = {number: f"attempts/{number}/" for number in filter(is_number, numbers)}
+            for number, folder in {"": "", **folders}.items():
+                found[number] = run_files.find(run_dir, f"{folder}logs/{task}.log")
+        path = found.get(attempt)
+        if path is None:
             raise UnknownError(f"Job {job} has no log of this rank and attempt here yet.")
-        return run_dir / found[attempt], sorted(int(number) for number in found if number)
+        return path, sorted(int(number) for number, log in found.items() if number and log)
 
     # Other pages.
 

@@ -31,5 +31,16 @@ def list_files(run_dir: Path) -> dict[str, int]:
 
 
 def find(run_dir: Path, name: str) -> Path | None:
-    """Return a file of the list by its path in the job's folder; None if it is not in the list."""
-    return run_dir / name if name in list_files(run_dir) else None
+    """Return a file by its path in the job's folder; None if viewers may not download it."""
+    parts = name.split("/")
+    if name in _PRIVATE or any(not part or part.startswith(".") for part in parts):
+        return None
+    path = run_dir
+    try:
+        for part in parts:
+            path /= part
+            if path.is_symlink():
+                return None
+        return path if path.is_file() else None
+    except OSError:  # such as a name that is too long
+        return None

@@ -109,12 +109,12 @@ def listen(address: str, port: int | None) -> socket.socket:
         try:
             listener.bind((address, candidate))
             listener.listen(64)
-        except OSError as error:
+        except (OSError, OverflowError) as error:
             listener.close()
-            if port is not None or error.errno != errno.EADDRINUSE:
-                raise UserError(
-                    f"cannot listen on {address}:{candidate}: {error.strerror}"
-                ) from None
+            is_taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+            if port is not None or not is_taken:
+                why = error.strerror if isinstance(error, OSError) else "the last port is 65535"
+                raise UserError(f"cannot listen on {address}:{candidate}: {why}") from None
             continue
         return listener
     raise UserError(f"the ports {PORT} to {PORT + PORTS - 1} are in use: choose one with --port")

@@ -21,6 +21,7 @@ from train.gang import (
 from train.gang.doctor import PARTS, findings
 from train.gang.doctor.doctor_records import Examined, Login
 from train.gang.errors import UserError
+from train.host import frameworks
 from train.host.checkup import Checkup
 from train.host.links import Link
 from train.host.threads import ask_all
@@ -32,7 +33,8 @@ _LOGIN_S = 15.0
 _MEASURE_S, _ROUND_S = 60.0, 8.0
 
 _GPUS = reports.items(reports.mapping(reports.text(100), reports.text(200)), reports.MAX_GPUS)
-_CHECKUP = reports.fields({"checkup": reports.record(Checkup, gpus=_GPUS)})
+_FRAMEWORK = reports.one_of(*frameworks.FRAMEWORKS)
+_CHECKUP = reports.fields({"checkup": reports.record(Checkup, gpus=_GPUS, framework=_FRAMEWORK)})
 _PEERS = reports.mapping(reports.text(255), reports.record(Link), reports.MAX_RANKS)
 _LINKS = reports.fields({"listen_error": reports.text(), "links": _PEERS})
 

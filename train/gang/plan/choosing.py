@@ -16,8 +16,9 @@ from train.host import json_files
 def choose_hosts(play: connections.Play, args: Args) -> dict[str, object]:
     """Choose the hosts of an attempt from the results of ``host_check``.
 
-    ``warnings`` are about excluded hosts, and about machines with several names. Raise UserError if
-    the remaining hosts are not enough, NothingAnsweredError if no host answered.
+    Hosts in ``without`` are excluded for the given reasons. ``warnings`` are about excluded hosts,
+    and about machines with several names. Raise UserError if the remaining hosts are not enough,
+    NothingAnsweredError if no host answered.
     """
     groups = {
         kind: machine_ranks.in_order(hosts, play.machine_of)
@@ -30,6 +31,7 @@ def choose_hosts(play: connections.Play, args: Args) -> dict[str, object]:
         manifest = _known_manifest(play, checks, args)
         earlier = [rank["host"] for rank in manifest["ranks"]]
     missing, machines, unreachable = _machines(play, checks, first)
+    missing = {**(args["without"] or {}), **missing}
     if unreachable and len(unreachable) == len(checks):
         raise NothingAnsweredError("no host answered; nothing was started")
     # The host's own failed task shows why it is unreachable.

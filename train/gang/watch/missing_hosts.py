@@ -138,7 +138,10 @@ def growth_of(
         return None
     part = {rank["host"] for rank in manifest["ranks"]}
     able = [host for kind in _ABLE for host in groups.get(kind, ())]
-    missing = [host for host in able if host in play.hosts and host not in part]
+    unwanted = {*part, *(args["without"] or {})}
+    missing = [host for host in able if host in play.hosts and host not in unwanted]
+    if not missing:
+        return None
     try:
         requests = {host: _request(play, manifest, host) for host in missing}
     except UserError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -92,3 +93,52 @@ def test_the_same_command_does_not_run_twice_at_a_time(runs: Path) -> None:
     assert time.monotonic() - began < 20
     assert acts.get(1) is board
     assert acts.get(9) is None
+
+
+#: Starts an act, and ends like a dashboard that is ended, while the act still runs.
+DASHBOARD = """
+import os, sys
+from pathlib import Path
+from tests.support.bare_ranks import wait_until
+from train.cli.ansible_options import AnsibleOptions
+from train.cli.dashboard.acts import Acts
+
+given, marker = AnsibleOptions(("a,b",)), sys.argv[2]
+acts = Acts(given, {"train_job_runs_dir": sys.argv[1]}, (sys.executable, "-c", sys.argv[3], marker))
+act = acts.start("restart", "night")
+wait_until(lambda: bool(act.output), act)
+acts.close()
+"""
+#: Prints while its marker has no other content, then ends.
+PRINTS = """
+import sys, time
+from pathlib import Path
+
+marker = Path(sys.argv[1])
+marker.write_text("begun")
+while marker.read_text() == "begun":
+    print("progress", flush=True)
+    time.sleep(0.05)
+print("more", flush=True)
+marker.write_text("completed")
+"""
+
+
+def test_a_command_continues_when_the_dashboard_ends(runs: Path) -> None:
+    marker = runs / "marker"
+    words = [sys.executable, "-c", DASHBOARD, str(runs), str(marker), PRINTS]
+    subprocess.run(words, check=True, timeout=60)
+    marker.write_text("dashboard has ended")
+    wait_until(lambda: marker.read_text() == "completed", marker)
+
+
+def test_an_act_that_cannot_be_started_has_failed(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kept(run_dir: Path) -> None:
+        raise TypeError("odd file")
+
+    monkeypatch.setattr(inventories, "kept", kept)
+    act = acts_of(runs).start("stop", "night")
+    wait_until(lambda: act.code is not None, act)
+    assert (act.code, act.output) == (1, ["odd file"])

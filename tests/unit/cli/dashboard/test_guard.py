@@ -83,6 +83,7 @@ def test_a_form_of_another_site_or_session_is_refused(client: Client) -> None:
         ({"key": "0" * 64}, {}),
         ({"key": key}, {"Origin": "https://evil.example"}),
         ({"key": key}, {"Origin": "null"}),
+        ({"key": key}, {"Origin": "http://["}),
         ({"key": key}, {"Sec_Fetch_Site": "cross-site"}),
         ({"key": key}, {"Sec_Fetch_Site": "same-site"}),
     ):

@@ -8,11 +8,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.run_folders import write_attempt, write_manifest
 from train.cli.dashboard import job_rows
 from train.cli.dashboard.hosts import NOTHING
 from train.cli.dashboard.job_rows import JobRows
 from train.gang.watch.polling import LOCK_FILE
+from train.host import progress_records
 
 
 def rank_event(task: str, at: float, step: int, phase: str = "running") -> dict[str, Any]:
@@ -38,7 +41,10 @@ def listed_job(job: str, state: str) -> dict[str, Any]:
             "hosts": ["node-1"],
         },
         **{"progress": {"step": 7, "steps": 10}, "started_at": time.time() - 60},
-        "ranks": [{"task": "worker-0", "phase": "failed", "reason": "was killed"}],
+        "ranks": [  # the second one failed first
+            {"task": "worker-0", "phase": "failed", "reason": "lost a peer", "ended_at": 9.0},
+            {"task": "worker-1", "phase": "failed", "reason": "was killed", "ended_at": 7.0},
+        ],
     }
 
 
@@ -100,3 +106,31 @@ def test_damaged_and_foreign_folders_are_left_out(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "manifest.json").write_text("{")
     assert states(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("result.json", {}),
+        ("result.json", {"restart": False, "state": "failed", "message": None}),
+        ("manifest.json", {"ranks": [{}]}),
+        ("manifest.json", {"ranks": [], "created_at": "yesterday"}),
+    ],
+)
+def test_a_job_with_damaged_files_does_not_hide_the_others(
+    name: str, content: Any, tmp_path: Path
+) -> None:
+    write_manifest(tmp_path / "night", ["worker-0"])
+    write_manifest(tmp_path / "odd", ["worker-0"])
+    (tmp_path / "odd" / name).write_text(json.dumps(content))
+    rows = {row.job: row for row in JobRows(tmp_path).rows(NOTHING)}
+    assert set(rows) == {"night", "odd"}
+    assert rows["odd"].step.startswith("damaged files (")
+
+
+def test_a_job_without_a_foreseeable_end_has_no_time_left() -> None:
+    most = progress_records.MAX_COUNT
+    events: Any = [rank_event("worker-0", 60.0 * n, n) for n in range(1, 4)]
+    for event in events:
+        event["progress"]["steps"] = most
+    assert job_rows.time_left(events) == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from train.cli.ansible_options import AnsibleOptions
 from train.cli.dashboard import pages as dashboard_pages
 from train.cli.dashboard.access import Access
 from train.cli.dashboard.acts import Acts
+from train.cli.dashboard.hosts import NOTHING
 from train.cli.dashboard.pages import Pages, UnknownError
 from train.gang.job_records import Listed
 
@@ -113,9 +115,16 @@ def test_parts_are_made_again_only_when_something_has_changed(
 def test_unknown_jobs_and_logs_are_not_found(tmp_path: Path) -> None:
     write_manifest(tmp_path / "night", ["worker-0"])
     write_attempt(tmp_path / "night", ["worker-0"], range(3), None)
+    for number in ("1", "10", "2", "old"):
+        log = tmp_path / f"quick/attempts/{number}/logs/worker-0.log"
+        log.parent.mkdir(parents=True)
+        log.write_text("")
+    write_manifest(tmp_path / "quick", ["worker-0"])
     pages = pages_of(tmp_path)
     path, attempts = pages.log_of("night", "worker-0", "")
     assert (path, attempts) == (tmp_path / "night/logs/worker-0.log", [])
+    path, attempts = pages.log_of("quick", "worker-0", "2")
+    assert (path, attempts) == (tmp_path / "quick/attempts/2/logs/worker-0.log", [1, 2, 10])
     for wrong in (("night", "worker-1", ""), ("night", "worker-0", "1"), ("x", "worker-0", ""),
                   ("night", "../worker-0", ""), ("night", "worker-0", "..")):  # fmt: skip
         with pytest.raises(UnknownError):
@@ -125,3 +134,36 @@ def test_unknown_jobs_and_logs_are_not_found(tmp_path: Path) -> None:
             pages.check_job(unknown)
     with pytest.raises(UnknownError):
         pages.job("x")
+
+
+def test_logs_are_found_among_many_files(tmp_path: Path) -> None:
+    write_manifest(tmp_path / "night", ["worker-0"])
+    write_attempt(tmp_path / "night", ["worker-0"], range(3), None)
+    earlier = tmp_path / "night/attempts/1"
+    earlier.mkdir(parents=True)
+    for number in range(2_001):
+        (earlier / str(number)).touch()
+    path, _ = pages_of(tmp_path).log_of("night", "worker-0", "")
+    assert path == tmp_path / "night/logs/worker-0.log"
+
+
+def test_an_old_job_among_many_has_its_page(tmp_path: Path) -> None:
+    for number in range(202):
+        write_manifest(tmp_path / f"job-{number}", ["worker-0"])
+    pages = pages_of(tmp_path)
+    rows = {row.job for row in pages.rows.rows(NOTHING)}
+    assert len(rows) == 200
+    hidden = next(name for name in pages.rows.names() if name not in rows)
+    write_attempt(tmp_path / hidden, ["worker-0"], range(3), None)
+    assert f"/jobs/{hidden}/files" in str(pages.job(hidden)["state"])
+
+
+def test_files_that_have_changed_have_another_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    style = tmp_path / "page.css"
+    style.touch()
+    monkeypatch.setattr(dashboard_pages, "STATIC", {"page.css": (style, "text/css")})
+    before = pages_of(tmp_path).render("login.html.j2")
+    os.utime(style, (1.0, 1.0))
+    assert pages_of(tmp_path).render("login.html.j2") != before

@@ -37,7 +37,8 @@ def test_files_that_may_be_secret_or_lie_elsewhere_are_not_listed(folder: Path) 
 @pytest.mark.parametrize(
     "name",
     ["", ".", "..", "link", "folder/secret", "../night/result.json", "connection.json", "model",
-     "/etc/passwd", "./result.json", "model/../result.json", ".followed"],
+     "/etc/passwd", "./result.json", "model/../result.json", ".followed", ".hidden/file", "model/",
+     "a\0b", "n" * 300],
 )  # fmt: skip
 def test_other_names_are_not_found(folder: Path, name: str) -> None:
     assert run_files.find(folder, name) is None

@@ -56,6 +56,11 @@ def test_unsafe_and_wrong_options_are_refused(
     assert not (tmp_path / ".dashboard").exists()
 
 
+def test_a_port_that_cannot_exist_is_refused() -> None:
+    with pytest.raises(UserError, match="65536: the last port is 65535"):
+        serving.listen("127.0.0.1", 65_536)
+
+
 def test_a_port_that_is_in_use_is_skipped_unless_it_was_chosen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from train.gang import reports
+from tests.support.lab import free_port
+from train.gang import reports, suitability_rules
 from train.gang.doctor import examine
+from train.host import checkup, frameworks
 from train.host.checkup import Checkup
 
 
@@ -19,6 +25,21 @@ def test_everyone_meets_everyone_in_disjoint_pairs(count: int) -> None:
     assert len(peers["host-0"]) == (count - 1 if count % 2 == 0 else count)
     for name in names:
         assert sorted(filter(None, peers[name])) == [other for other in names if other != name]
+
+
+def test_the_report_of_a_host_may_be_about_any_framework(tmp_path: Path) -> None:
+    params = {
+        **{"root": str(tmp_path), "python": sys.executable, "port": free_port(), "full": False},
+        **{"lease_dir": str(tmp_path / "leases"), "addresses": [], "framework": "tensorflow"},
+        "suitability": suitability_rules.needs({}, ()).request,
+    }
+    reported: Any = checkup.check(params)
+    for framework in frameworks.FRAMEWORKS:
+        reported["checkup"]["framework"] = framework
+        assert examine._CHECKUP(reported)["checkup"]["framework"] == framework
+    reported["checkup"]["framework"] = "theano"
+    with pytest.raises(reports.ReportError, match="framework is not one of tensorflow"):
+        examine._CHECKUP(reported)
 
 
 def test_what_a_host_reports_is_checked() -> None:

@@ -27,6 +27,7 @@ def choose(results: dict[str, Any], hosts: Any = NAMES, **changed: Any) -> Any:
     checks = {name: results.get(name, fine(name)) for name in NAMES}
     groups = {"chief": [], "worker": ["node-0", "node-1"], "spare": ["node-2"]}
     args = {"groups": groups, "attempt": 1, "registered": "preflight", "min_workers": 0}
+    args["without"] = {}
     return choosing.choose_hosts(a_play(checks, hosts), {**args, **changed})
 
 
@@ -88,6 +89,9 @@ def test_a_later_attempt_leaves_out_a_host_that_is_not_fine_and_keeps_its_order(
     chosen = choose({"node-0": full, "node-2": full}, **later)
     assert chosen["hosts"] == ["node-1"]
     assert chosen["left_out"] == {"node-0": "the disk is full"}
+    unwanted = dict.fromkeys(("node-0", "node-2"), "the job could not start with it")
+    chosen = choose({}, **later, without=unwanted)
+    assert (chosen["hosts"], chosen["left_out"]) == (["node-1"], {"node-0": unwanted["node-0"]})
 
 
 def test_one_machine_under_two_names_is_a_warning() -> None:

@@ -140,7 +140,8 @@ def a_play(values: dict[str, Any], calls: list[tuple[str, str, Any]]) -> Any:
 
 
 def options(mode: str) -> dict[str, Any]:
-    return {"groups": GROUPS, "grow": mode, "grow_check": 0.01, "grow_interval": 0.0}
+    rules = {"grow": mode, "grow_check": 0.01, "grow_interval": 0.0}
+    return {"groups": GROUPS, "without": {}, **rules}
 
 
 def of_ranks(*ranks: tuple[str, str]) -> Any:
@@ -186,6 +187,20 @@ def test_nothing_is_checked_if_the_gang_is_complete_or_should_not_grow(
     assert (
         missing_hosts.growth_of(play, options(mode), of_ranks(*ranks), [view("worker-0")]) is None
     )
+
+
+def test_hosts_with_which_the_attempt_could_not_start_are_not_checked() -> None:
+    calls: list[tuple[str, str, Any]] = []
+    asked = {**options("auto"), "without": {"node-2": "other versions"}}
+    training = [view("worker-0")]
+    ranks = of_ranks(("worker-0", "node-1"))
+    growth = missing_hosts.growth_of(a_play({}, calls), asked, ranks, training)
+    assert growth is not None
+    wait_until(lambda: bool(growth.returned(time.monotonic(), training)), "node-3 is back")
+    growth.close()
+    assert growth.returned(time.monotonic(), training) == ["node-3"]
+    asked["without"]["node-3"] = "other versions"
+    assert missing_hosts.growth_of(a_play({}, calls), asked, ranks, training) is None
 
 
 def test_an_invalid_variable_of_a_missing_host_does_not_end_the_watch(
