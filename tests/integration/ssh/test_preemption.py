@@ -81,7 +81,8 @@ def check(lab: Lab, job: str, command: PlaybookCommand, run: Run, notice: str) -
 @pytest.mark.parametrize(
     ("notify", "notice"),
     [
-        pytest.param(by_file, "notice by the file preempt", id="file"),
+        # Slurm's requeued jobs use the file, too.
+        pytest.param(by_file, "notice by the file preempt", id="file", marks=pytest.mark.soak),
         pytest.param(by_signal, "notice by SIGUSR1", id="signal", marks=pytest.mark.soak),
     ],
 )
