@@ -137,7 +137,8 @@ EXAMPLES = r"""
 
 RETURN = r"""
 state:
-  description: V(completed), V(failed) or V(stopped); the last one also if the job grows.
+  description: V(completed), V(failed) or V(stopped); the last one also if the job
+    grows, or leaves a host that will be reclaimed.
   returned: success
   type: str
 message:
@@ -153,4 +154,8 @@ running:
   description: Whether some ranks have not ended.
   returned: success
   type: bool
+grace:
+  description: Seconds that the ranks have to end; null for the usual time.
+  returned: success
+  type: float
 """

@@ -72,6 +72,15 @@ options:
     type: str
     choices: [refuse, warn, ignore]
     required: true
+  preemption:
+    description: Where the host learns that it will be reclaimed, as in C(train_job_preemption).
+    type: str
+    default: 'off'
+  avoids_preempted:
+    description: >-
+      Whether the job does not use a host that it has left because of a notice of preemption.
+    type: bool
+    default: false
 attributes:
   check_mode:
     description: Whether it can run without changing anything.

@@ -55,6 +55,7 @@ def stage(folder: Path, task: str, script: Path, *arguments: str, **fields: Any)
         "exit_timeout": 0.0,
         "collect": [],
         "grace": 1.0,
+        "preemption": "off",
         "log_limit": 0,
         "leases": {"created_at": 1.0, "folder": str(folder), "resources": {}, "tokens": {}},
     }

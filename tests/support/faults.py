@@ -149,11 +149,11 @@ def dropping(host: Host, *rules: str) -> AbstractContextManager[None]:
     begin = (
         f"add table {_TABLE}\nadd chain {_TABLE} in {{ type filter hook input priority 0; }}\n"
     ) + "".join(f"add rule {_TABLE} in {rule}\n" for rule in rules)
-    nft = partial(_alongside, host, "nft", "--file", "-")
+    nft = partial(alongside, host, "nft", "--file", "-")
     return between(partial(nft, stdin=begin), partial(nft, stdin=f"delete table {_TABLE}\n"))
 
 
-def _alongside(host: Host, *words: str, options: Sequence[str] = (), stdin: str = "") -> str:
+def alongside(host: Host, *words: str, options: Sequence[str] = (), stdin: str = "") -> str:
     """Run a command in a host's network and return its output.
 
     It runs in a separate container, because the host lacks the privileges.
@@ -171,7 +171,7 @@ def _alongside(host: Host, *words: str, options: Sequence[str] = (), stdin: str 
 def slow_network(host: Host, rate: str, interface: str = "eth0") -> AbstractContextManager[None]:
     """Limit a host's sending and receiving rate, such as to ``10mbit``."""
     shape = _SHAPE.format(interface=interface, rate=rate)
-    run = partial(_alongside, host, "sh")
+    run = partial(alongside, host, "sh")
     return between(
         partial(run, stdin=shape), partial(run, stdin=_UNSHAPE.format(interface=interface))
     )
@@ -182,7 +182,7 @@ def late(host: Host, peer: Host, seconds: float) -> Iterator[None]:
     """Delay the packets that a host sends to another one."""
     words = ("python3", "-c", _DELAY, peer.address, host.address, str(seconds))
     options = ("--detach", "--device", "/dev/net/tun")
-    container = _alongside(host, *words, options=options)
+    container = alongside(host, *words, options=options)
     try:
         wait_until(lambda: "ready" in docker("logs", container).stdout, "what sends later")
         yield

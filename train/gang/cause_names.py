@@ -17,6 +17,9 @@ ALONE = "alone"
 #: Not a failure: the gang was stopped to continue with more hosts.
 GROWN = "grown"
 
+#: Causes with which an attempt ends although nothing failed, and after which another one follows.
+PLANNED = frozenset({GROWN, ends.PREEMPTED})
+
 #: All causes.
 CAUSES = frozenset(
     {
@@ -24,6 +27,7 @@ CAUSES = frozenset(
         GROWN,
         *(ends.EXIT, ends.SIGNAL, ends.MEMORY, ends.DISK, ends.DOWNLOAD, ends.START_TIMEOUT),
         *(ends.HUNG, ends.LINGERED, ends.MAX_RUNTIME, ends.STOPPED, ends.SUPERVISOR),
+        ends.PREEMPTED,
         *(ends.INTERNAL, ends.REBOOT, ends.UNSTARTABLE, ends.BUSY),
     }
 )

@@ -60,6 +60,7 @@ class Attempt(_Attempt, total=False):
     """An attempt in the manifest. Jobs of older versions lack the last fields."""
 
     grown: bool  # whether the previous attempt was ended to continue with more hosts
+    preempted: bool  # the same, to continue without a host that was preempted
 
 
 class Policy(TypedDict):

@@ -281,10 +281,13 @@ def record(kind: Any, required: Collection[str] | None = None, **checks: Check) 
 #: Fields of a state, in addition to the phase, that the control node uses.
 _USED: dict[str, Check] = {
     **{name: _FIELDS[name] for name in ("attempt", "cause", "exit_code", "port")},
-    **dict.fromkeys(("alone", "checkpoint_found", "frozen", "stuck_in_framework"), boolean),
+    **dict.fromkeys(
+        ("alone", "at_risk", "checkpoint_found", "frozen", "stuck_in_framework"), boolean
+    ),
     **dict.fromkeys(("ended_at", "running_at", "started_at"), _TYPES[float]),
     **dict.fromkeys(("pid", "step"), integer()),
     "reason": text(),
+    "preemption": record(records.Preemption, None, source=text(20)),
     **dict.fromkeys(("at_work", "lingering"), items(text(200), 10)),
     "lingering_s": _TYPES[float],
     "left_files": record(records.LeftFiles, None, names=items(text(200), 10)),

@@ -20,6 +20,7 @@ from train.gang.job_records import Manifest, ResultRecord
 from train.gang.plan import placement
 from train.gang.run_folders import read_manifest
 from train.gang.watch import causes, journal, watching
+from train.host import ends
 
 Returned = dict[str, object]
 
@@ -102,8 +103,9 @@ def await_restart(play: connections.Play, args: Args) -> Returned:
     be reached.
 
     The result contains ``attempt``, the number of the next attempt, and ``min_workers``, which is 0
-    while all hosts are required. A job that ``grows`` requires no more hosts than before. After its
-    attempt was refused, it continues ``without`` the hosts that were to join.
+    while all hosts are required. A job that ``grows``, or that was ``preempted``, does not wait for
+    missing hosts if it may have fewer workers. After its attempt was refused, a job that grows
+    continues ``without`` the hosts that were to join.
     """
     run_dir, before = Path(args["run_dir"]).expanduser(), args["before"]
     manifest = read_manifest(run_dir.name, run_dir.parent)
@@ -111,14 +113,17 @@ def await_restart(play: connections.Play, args: Args) -> Returned:
     refusals = int(before["refusals"]) if is_retry else 0
     failed_at = float(before["failed_at"]) if is_retry else time.time()
     ended = causes.last_result(run_dir)
-    grows, without = bool(before.get("grows")), {}
+    grows, preempted = bool(before.get("grows")), bool(before.get("preempted"))
+    without = {}
     if is_retry:
         without = dict(before.get("without") or {})
         pause = min(_LONGEST_PAUSE_S, _POLL_S * 2 ** (refusals - 1))
     else:
-        grows = ended is not None and ended.get("cause") == cause_names.GROWN
+        cause = ended.get("cause") if ended is not None else None
+        grows, preempted = cause == cause_names.GROWN, cause == ends.PREEMPTED
         pause = float(ended["restart_delay"]) if ended else 0.0
         pause += random.uniform(0.0, _JITTER_S) if before.get("overtaken") else 0.0
+    is_planned = grows or preempted
     groups = {kind: list(hosts) for kind, hosts in args["groups"].items()}
     names = [host for hosts in groups.values() for host in hosts]
     if not is_retry:  # lost hosts would only delay the others
@@ -145,8 +150,9 @@ def await_restart(play: connections.Play, args: Args) -> Returned:
         "job": run_dir.name,
         "then": WATCH,
         "attempt": manifest["attempt"] + 1,
-        "min_workers": 0 if is_patient and not grows else manifest["policy"]["min_workers"],
+        "min_workers": 0 if is_patient and not is_planned else manifest["policy"]["min_workers"],
         "grows": grows,
+        "preempted": preempted,
         "without": without,
         "is_patient": is_patient,
         "failed_at": failed_at,

@@ -21,6 +21,7 @@ HUNG = "hung"  # it no longer made steps
 LINGERED = "lingered"  # it had made all of its steps but did not exit
 MAX_RUNTIME = "max_runtime"
 STOPPED = "stopped"  # a user stopped it
+PREEMPTED = "preempted"  # its host will be reclaimed
 SUPERVISOR = "supervisor"  # its supervisor was killed
 INTERNAL = "internal"  # its supervisor failed
 REBOOT = "reboot"  # its host was restarted

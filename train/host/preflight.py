@@ -17,6 +17,8 @@ from . import (
     gpus,
     host_facts,
     leases,
+    metadata,
+    preemption,
     processes,
     rank_files,
     ranks,
@@ -37,6 +39,8 @@ SYSTEM_PATH = "/usr/sbin:/sbin:/usr/bin:/bin"
 FIREWALL_S = 5.0
 #: Time limit in seconds of an interpreter that searches for a framework.
 IMPORT_CHECK_S = 30.0
+#: Seconds for a cloud's metadata server to answer.
+METADATA_S = 1.0
 _SETUP = f"run `{suggest('setup', tags='tensorflow')}`"
 #: The remedy if TensorFlow is missing.
 INSTALL = f"{_SETUP} to install TensorFlow"
@@ -57,6 +61,23 @@ def check_job(root: str, job: str, attempt: int) -> List[str]:
                 f"with `{attach}`, stop it with `{stop}`, or choose another train_job_id"
             ]
     return [f"job {job} already exists: choose another train_job_id, or remove {job_dir}"]
+
+
+def check_preemption(root: str, job: str, setting: str) -> List[str]:
+    """Return the reasons why a rank must not use this host, which will be reclaimed.
+
+    Args:
+        job: the job that does not use hosts that it has left; empty for none.
+        setting: ``train_job_preemption``.
+    """
+    noticed = preemption.of_job(root, job) if job else None
+    if noticed is not None:
+        ago = max(0.0, time.time() - noticed["at"])
+        return [f"a notice of preemption came {ago:.0f} s ago, so the job does not use this host"]
+    found = metadata.ask_once(setting, METADATA_S)
+    if found is None or found.seconds is None:
+        return []
+    return ["its metadata server reports that this host will be reclaimed (train_job_preemption)"]
 
 
 def check_port(port: int, job: str, held: List[leases.Entry], wait: float) -> List[str]:
@@ -222,6 +243,8 @@ def check(params: Params) -> CallResult:
     if port is not None and not 1 <= port <= 65535:
         raise CallError(f"train_job_port is {port}, expected 1 to 65535")
     problems = check_job(root, job, int(params["attempt"]))
+    left = job if params.get("avoids_preempted") else ""
+    problems += check_preemption(root, left, str(params.get("preemption", metadata.OFF)))
     problems += check_space(root, int(params["min_free_mb"]))
     held = leases.holders(lease_dir)
     if port is not None:

@@ -15,6 +15,8 @@ CODE_DIR = "code"
 LAUNCHER_DIR = "launcher"
 ATTEMPTS_DIR = "attempts"
 JOB_FILE = "job.json"
+#: Created by a user or a batch system to report that the rank's host will be reclaimed.
+PREEMPT_FILE = "preempt"
 #: Marks the control node that has planned an attempt after the first.
 CLAIM_FILE = "attempt-%d.claim"
 #: Marks a job that was stopped.

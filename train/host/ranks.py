@@ -44,6 +44,7 @@ _OF_ATTEMPT = (
     rank_files.LOG_FILE,
     rank_files.PROGRESS_FILE,
     rank_files.STACKS_FILE,
+    rank_files.PREEMPT_FILE,
     STOP_FILE,
     rank_files.SUPERVISOR_LOG_FILE,
 )

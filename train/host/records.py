@@ -68,8 +68,20 @@ class RankSpec(TypedDict):
     hang_min_seconds: float
     exit_timeout: float
     grace: float
+    preemption: str  # train_job_preemption
     log_limit: int
     leases: HeldLeases
+
+
+class _Preemption(TypedDict):
+    source: str  # see preemption.py and metadata.py
+    at: float
+
+
+class Preemption(_Preemption, total=False):
+    """A notice that a rank's host will be reclaimed."""
+
+    seconds: float  # from the notice to the end of the host; absent if unknown
 
 
 class LeftFiles(TypedDict):
@@ -106,6 +118,8 @@ class RankState(TypedDict, total=False):
     reason: str
     step: Optional[int]
     frozen: bool
+    preemption: Preemption
+    at_risk: bool  # whether its cloud recommends to leave the host, which may stay
     stuck_in_framework: bool
     alone: bool
     at_work: List[str]
@@ -142,6 +156,7 @@ class Cursor(_Position, total=False):
     """The position up to which a rank was fetched: its phase, and a byte offset in each file."""
 
     answer: int  # maximum bytes of all files in the next answer
+    preempted: bool  # whether a notice of preemption was reported
 
 
 class _Update(TypedDict):
@@ -235,7 +250,12 @@ def task_order(task: str) -> Tuple[int, int]:
 def restarts_made(manifest: Mapping[str, Any]) -> int:
     """Return how often a job was restarted.
 
-    Attempts that were never staged do not count, nor those with which a job grew.
+    Attempts that were never staged do not count, nor those with which a job grew, or left a host
+    that was preempted.
     """
-    attempts = [one for one in manifest["attempts"] if one["staged"] and not one.get("grown")]
+    attempts = [
+        one
+        for one in manifest["attempts"]
+        if one["staged"] and not (one.get("grown") or one.get("preempted"))
+    ]
     return max(0, len(attempts) - 1)

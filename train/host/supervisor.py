@@ -35,9 +35,11 @@ from . import (
     life,
     limited,
     lingering,
+    metadata,
     outputs,
     pace,
     plain_text,
+    preemption,
     processes,
     progress_records,
     rank_environment,
@@ -51,7 +53,7 @@ from .masking import Mask
 
 #: Seconds between two iterations of the supervisor; the rank's end and signals are noticed at once.
 TICK = 0.5
-_WAKING = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_WAKING = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 #: Seconds that a hanging rank has to write its stacks.
 _DUMP = 5.0
 #: The share of a machine's memory above which a rank counts as killed for its own usage.
@@ -68,6 +70,8 @@ _VARIABLE = re.compile(r"\$(?:\{(?P<braced>TRAIN_[A-Z_]+)\}|(?P<plain>TRAIN_[A-Z
 _LINGERING = 5.0
 #: Seconds between two listings of the script's descendants; fewer at first.
 _SESSIONS = 10.0
+#: Seconds for a metadata server to answer when a host may be shut down.
+_ASK_S = 1.0
 #: Number of activity checks within the limit of a rank that has not started.
 _LOOKS = 20
 #: Bytes to keep of the stacks of a hanging rank, and to read of a log.
@@ -129,6 +133,8 @@ class Supervisor:
         self._life = life.Life(time.monotonic())
         self._life_due = 0.0
         self._killed_before = ends.memory_kills()
+        self._asking = metadata.Asking(spec.get("preemption", metadata.OFF))
+        self._leave_at = float("inf")  # when the rank is ended after a notice of preemption
 
     def run(self, started: Callable[[], None]) -> None:
         """Run the rank to its end; ``started`` is called once the state is on the disk."""
@@ -209,6 +215,8 @@ class Supervisor:
 
         def prepare() -> None:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _WAKING)
+            # Batch systems send this notice of preemption to all processes.
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
             end_with_parent()
 
         self.state["checkpoint_found"] = ranks.holds_file(ranks.checkpoint_dir(self.spec))
@@ -233,6 +241,7 @@ class Supervisor:
 
     def _watch(self, worker: subprocess.Popen[bytes]) -> None:
         began = time.monotonic()
+        self._asking.start()
         outcome: Optional[_Outcome] = None  # set if the supervisor has decided to end the rank
         kill_at = float("inf")
         dump_from: Optional[int] = None
@@ -247,13 +256,15 @@ class Supervisor:
             self._note_sessions(now, now - began)
             self._note_contacts(worker.pid, now)
             self._note_lingering(worker.pid, now)
+            self._note_preemption(woken == signal.SIGUSR1, now)
             _bound_log()
             if outcome is None:
                 outcome = self._limit(now - began, now)
                 grace = self.spec["grace"]
-                if woken is not None:
-                    reason, grace = self._request(woken)
-                    outcome = (records.STOPPED, ends.STOPPED, reason)
+                if woken is not None and woken != signal.SIGUSR1:
+                    outcome, grace = self._request(woken)
+                elif outcome is None and now >= self._leave_at:
+                    outcome, grace = self._leave()
                 if outcome is not None and outcome[1] in (ends.HUNG, ends.LINGERED):
                     dump_from, kill_at = self._log.size(), now + _DUMP
                     _ask_for_stacks(worker.pid)
@@ -295,15 +306,30 @@ class Supervisor:
         cause, reason = ends.explain(returncode, log, kills, peak_mb, full)
         return records.FAILED if cause else records.COMPLETED, cause, reason
 
-    def _request(self, signum: int) -> Tuple[str, float]:
-        """Return the reason and the grace period in seconds of a stop request, sent as a signal."""
+    def _request(self, signum: int) -> Tuple[_Outcome, float]:
+        """Return the outcome and the grace period in seconds of a stop request, sent as a signal.
+
+        A host that is shut down sends such a signal to all processes.
+        """
         request: Dict[str, Any] = {}
         with contextlib.suppress(OSError):
             request = json_files.read_whole(self._path(ranks.STOP_FILE)) or {}
         reason, grace = request.get("reason"), request.get("grace")
         if not isinstance(reason, str):
+            seconds = self._asking.ask_now(_ASK_S)
+            if seconds is not None:
+                self._note_notice(preemption.notice(self._asking.source, seconds))
+            if "preemption" in self.state:
+                return self._leave()
             reason = "its supervisor received %s" % signal.Signals(signum).name
-        return reason, grace if isinstance(grace, (int, float)) else self.spec["grace"]
+        grace = grace if isinstance(grace, (int, float)) else self.spec["grace"]
+        return (records.STOPPED, ends.STOPPED, reason), grace
+
+    def _leave(self) -> Tuple[_Outcome, float]:
+        """Return the outcome and the grace period in seconds of a rank whose host is preempted."""
+        left = preemption.seconds_left(self.state["preemption"], time.time())
+        outcome = records.STOPPED, ends.PREEMPTED, "was stopped because its host will be reclaimed"
+        return outcome, self.spec["grace"] if left is None else left
 
     def _keep_stacks(self, offset: int) -> str:
         """Store the stacks in the rank's log after ``offset``, and return where it was stuck.
@@ -430,6 +456,30 @@ class Supervisor:
         else:
             del self.state["lingering"], self.state["lingering_s"]
         self._save()
+
+    def _note_preemption(self, signaled: bool, now: float) -> None:
+        """Store the first notice that this host will be reclaimed.
+
+        The control node then ends the whole gang. Without it, the rank ends by itself.
+        """
+        last = self._asking.last
+        if last.at_risk and not self.state.get("at_risk"):
+            self.state["at_risk"] = True
+            self._save()
+        found = preemption.from_file(self.rank_dir)
+        if last.seconds is not None:
+            found = preemption.notice(self._asking.source, last.seconds)
+        elif found is None and signaled:
+            found = preemption.notice(preemption.SIGNAL)
+        if found is not None:
+            self._note_notice(found)
+            self._leave_at = min(self._leave_at, now + preemption.patience(found))
+
+    def _note_notice(self, found: records.Preemption) -> None:
+        if "preemption" not in self.state:
+            self.state["preemption"] = found
+            plain_text.note("this host will be reclaimed: %s" % found)
+            self._save()
 
     def _note_contacts(self, pid: int, now: float) -> None:
         """Store whether the rank makes steps without contact with the others of its gang."""

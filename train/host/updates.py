@@ -53,8 +53,16 @@ def as_text(data: bytes) -> str:
     return data.decode("utf-8", "surrogateescape")
 
 
-def _phase(state: records.RankState) -> Tuple[str, bool]:
-    return state["phase"], bool(state.get("frozen"))
+def _phase(state: records.RankState) -> Tuple[str, bool, bool]:
+    return state["phase"], bool(state.get("frozen")), "preemption" in state
+
+
+def _has_changed(state: records.RankState, cursor: Dict[str, Any]) -> bool:
+    """Return whether a change must be reported at once."""
+    phase, frozen, preempted = _phase(state)
+    # Control nodes of earlier versions do not return the last one.
+    known = cursor["phase"], cursor["frozen"], cursor.get("preempted", preempted)
+    return (phase, frozen, preempted) != known
 
 
 def _sizes(folder: str) -> Dict[str, int]:
@@ -139,7 +147,7 @@ def _update(
             with contextlib.suppress(OSError):
                 times.append(os.stat(os.path.join(folder, file)).st_mtime)
     is_running, pid = state["phase"] == records.RUNNING, state.get("pid")
-    phase, frozen = _phase(state)
+    phase, frozen, preempted = _phase(state)
     sizes = _sizes(folder)
     left = {name: _left(folder, name, after[name], size) for name, size in sizes.items()}
     last = b""
@@ -149,7 +157,7 @@ def _update(
     return {
         **texts,
         "state": state,
-        "cursor": {**after, "phase": phase, "frozen": frozen},
+        "cursor": {**after, "phase": phase, "frozen": frozen, "preempted": preempted},
         "more": any(left.values()),
         "left": left,
         "sizes": sizes,
@@ -171,8 +179,7 @@ def wait_for_updates(
         states = [ranks.observe(folder) for folder, _ in found]
         elapsed = time.monotonic() - began
         if elapsed >= wait or any(
-            _phase(state) != (cursor["phase"], cursor["frozen"])
-            for state, (_, cursor) in zip(states, found)
+            _has_changed(state, cursor) for state, (_, cursor) in zip(states, found)
         ):
             break
         if elapsed >= interval and any(_new(folder, cursor) for folder, cursor in found):

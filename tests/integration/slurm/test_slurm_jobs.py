@@ -117,6 +117,26 @@ def test_a_job_at_its_time_limit_is_requeued_and_continues(cluster: SlurmCluster
         assert begun == {"0", *saved}, "each attempt continues where the one before has ended"
     assert result(cluster, job)["state"] == "completed"
     assert result(cluster, job)["attempts"] == int(fields["Restarts"]) + 1
+    folder = cluster.home / f"runs/slurm-{job}"
+    first = json.loads((folder / "attempts/1/result.json").read_text(encoding="utf-8"))
+    assert first["cause"] == "preempted"
+    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    # Such restarts do not count.
+    preempted = [attempt["preempted"] for attempt in manifest["attempts"]]
+    assert preempted == [False, *[True] * int(fields["Restarts"])]
+
+
+@pytest.mark.soak
+def test_a_signal_to_all_steps_is_a_notice(cluster: SlurmCluster) -> None:
+    job = submit(cluster, "-c", "srun", "--", "2000", "0.3")
+    wait_for_training(cluster, job)
+    cluster.exec("controller", "scancel", "--signal=USR1", job)
+    cluster.wait(job, ENDED, 300)  # no node is left
+    ended = result(cluster, job)
+    assert (ended["state"], ended["cause"]) == ("failed", "preempted")
+    assert "notice by SIGUSR1" in ended["message"]
+    for log in logs(cluster, job):
+        assert "saved step" in log, "the ranks had time for their checkpoints"
 
 
 def test_a_cancelled_job_leaves_no_process(cluster: SlurmCluster) -> None:

@@ -68,3 +68,23 @@ def test_a_task_that_is_none_never_becomes_a_path(task: str) -> None:
 def test_a_cause_that_is_not_known_is_a_scripts_own_end(reported: str, cause: str) -> None:
     update = reports.update({**UPDATE, "state": {"phase": "stopped", "cause": reported}})
     assert update["state"]["cause"] == cause
+
+
+@pytest.mark.parametrize(
+    ("noticed", "why"),
+    [
+        ({"source": "gcp"}, "preemption has no at"),
+        ({"source": 5, "at": 1.0}, "preemption source is not text"),
+        ({"source": "gcp", "at": "now"}, "preemption at is not a number"),
+        ({"source": "gcp", "at": 1.0, "seconds": -1}, "preemption seconds is not a number"),
+        ("TRUE", "preemption is not an object"),
+    ],
+)
+def test_a_notice_of_preemption_is_checked(noticed: Any, why: str) -> None:
+    check = reports.fields({"state": reports.seen})
+    state: Any = {"phase": "running", "preemption": {"source": "x\x1b", "at": 1, "more": "y"}}
+    seen = {"state": state, "last_line": "", "progress": {}}
+    assert check({"state": seen})["state"]["state"]["preemption"] == {"source": "x", "at": 1.0}
+    state["preemption"] = noticed
+    with pytest.raises(reports.ReportError, match=why):
+        check({"state": seen})

@@ -124,6 +124,27 @@ def test_a_job_that_grows_needs_no_more_hosts_than_before(run_dir: Path) -> None
     assert (later["grows"], later["min_workers"]) == (True, 1)
 
 
+def test_a_job_that_leaves_a_host_does_not_wait_for_it_if_it_may_be_smaller(run_dir: Path) -> None:
+    write_manifest(run_dir, min_workers=1)
+    result = failed(state="stopped", root_cause=None, cause="preempted", attempts=2)
+    (run_dir / "result.json").write_text(json.dumps(result))
+    following = wait(run_dir, a_play())
+    assert (following["preempted"], following["grows"]) == (True, False)
+    assert following["min_workers"] == 1
+    refusal = {"placement": {"failed": True, "msg": "no host is left"}}
+    refused = refuse(run_dir, a_play(refusal), **{**following, "attempt": 3})
+    assert (refused["then"], refused["preempted"]) == ("restart.yml", True)
+    # A job that cannot continue has failed, although no user was told about an earlier failure.
+    late = {**following, "attempt": 3, "is_patient": False}
+    assert refuse(run_dir, a_play(refusal), **late)["then"] == "end.yml"
+    given_up = json.loads((run_dir / "result.json").read_text())
+    assert (given_up["state"], given_up["cause"], given_up["restart"]) == (
+        "failed",
+        "preempted",
+        False,
+    )
+
+
 def test_a_job_that_cannot_start_with_more_hosts_continues_as_before(run_dir: Path) -> None:
     started = [
         {"staged": True, "ranks": {"worker-0": "node-1"}},
@@ -154,15 +175,31 @@ def test_a_job_that_cannot_start_with_more_hosts_continues_as_before(run_dir: Pa
     assert again["then"] == "end.yml"
 
 
-def test_another_attempt_follows_when_a_job_grows_and_it_is_no_failure(run_dir: Path) -> None:
+@pytest.mark.parametrize("cause", ["grown", "preempted"])
+def test_another_attempt_follows_a_planned_end_and_it_is_no_failure(
+    run_dir: Path, cause: str
+) -> None:
     attempts = [{"attempt": n, "staged": True} for n in range(1, 5)]
     manifest = {"attempt": 4, "attempts": attempts, "policy": POLICY}
     (run_dir / "manifest.json").write_text(json.dumps(manifest))
-    result: Any = {"state": "stopped", "root_cause": None, "cause": "grown", "step": 8, "ranks": []}
+    result: Any = {"state": "stopped", "root_cause": None, "cause": cause, "step": 8, "ranks": []}
     stopped: Any = {**result, "cause": None}
     following = causes.next_attempt(result, run_dir)
     assert (following["restart"], following["restart_delay"]) == (True, 0.0)
     assert causes.next_attempt(stopped, run_dir)["restart"] is False
+
+
+def test_notices_in_a_row_delay_the_next_attempt(run_dir: Path) -> None:
+    result: Any = {"state": "stopped", "root_cause": None, "cause": "preempted", "ranks": []}
+
+    def delay(*preempted: bool) -> float:
+        attempts = [{"staged": True, "preempted": each} for each in preempted]
+        manifest = {"attempts": attempts, "policy": {**POLICY, "restart_delay": 5.0}}
+        (run_dir / "manifest.json").write_text(json.dumps(manifest))
+        return causes.next_attempt(result, run_dir)["restart_delay"]
+
+    assert [delay(False), delay(False, True, False)] == [0.0, 0.0]
+    assert [delay(*[True] * count) for count in (1, 2, 3, 30)] == [5.0, 10.0, 20.0, 60.0]
 
 
 def test_a_job_that_is_stopped_between_two_attempts_ends(run_dir: Path) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.gpus import MIG, UUIDS, Machine
+from tests.support.job_folders import lay_out
 from tests.support.lab import run
-from train.host import leases, preflight, suitability
+from train.host import leases, metadata, preflight, processes, suitability
 from train.host.call_types import CallError
 from train.host.host_facts import Gpu
 
@@ -170,3 +172,27 @@ def test_processes_without_a_job(machine: Machine, monkeypatch: pytest.MonkeyPat
     assert pids(f"gpu/{UUIDS[0]}/{MIG[0]}") == [4712]
     assert pids(f"gpu/{UUIDS[0]}") == []
     assert pids() == [4711, 4712, 4713]
+
+
+def test_a_host_that_will_be_reclaimed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def problems(job: str, seconds: float | None) -> list[str]:
+        finding = metadata.Finding(seconds)
+        monkeypatch.setattr(metadata, "ask_once", lambda setting, timeout: finding)
+        return preflight.check_preemption(str(tmp_path), job, metadata.AUTO)
+
+    assert problems("night", None) == []
+    assert problems("", 30.0) == [
+        "its metadata server reports that this host will be reclaimed (train_job_preemption)"
+    ]
+    lay_out(
+        *(tmp_path, "night", "worker-0"),
+        host="a",
+        boot_id=processes.boot_id(),
+        init_start=processes.start_time(1),
+        preemption={"source": "file", "at": time.time()},
+    )
+    (problem,) = problems("night", None)
+    assert problem.startswith("a notice of preemption came ")
+    assert problems("", None) == []

@@ -46,4 +46,5 @@ def test_only_attempts_that_were_staged_count_as_restarts() -> None:
 
 def test_attempts_with_which_a_job_grew_are_no_restarts() -> None:
     attempts = [{"staged": True}, {"staged": True, "grown": False}, {"staged": True, "grown": True}]
+    attempts.append({"staged": True, "preempted": True})
     assert records.restarts_made({"attempts": attempts}) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +129,17 @@ def test_a_log_that_the_script_has_emptied_begins_again(folder: Path, with_hole:
     (update,) = ask(folder, log=len(with_hole))
     assert update["log"] == "new\0" * 5_000
     assert update["cursor"]["log"] == tail.size(str(folder / rank_files.LOG_FILE))
+
+
+def test_a_notice_of_preemption_is_reported_at_once(folder: Path) -> None:
+    noticed = {"source": "file", "at": 1.0}
+    rank(folder, phase=records.COMPLETED, preemption=noticed)
+    cursor = {**START, "phase": records.COMPLETED, "preempted": False}
+    (update,) = updates.wait_for_updates({str(folder): cursor}, 600.0, 600.0).values()
+    assert update["state"]["preemption"] == noticed
+    assert update["cursor"]["preempted"] is True
+    # A control node of an earlier version does not return the field.
+    cursor = {name: value for name, value in update["cursor"].items() if name != "preempted"}
+    began = time.monotonic()
+    updates.wait_for_updates({str(folder): cursor}, 0.5, 0.5)
+    assert time.monotonic() - began >= 0.5

@@ -35,7 +35,7 @@ from train.gang.plan import (
     withdrawal,
 )
 from train.gang.variables import job_variables, script_environment
-from train.host import frameworks, json_files, rank_files, records
+from train.host import ends, frameworks, json_files, rank_files, records
 from train.host.preflight import INSTALLS
 
 #: The variable with which a script chooses another library than gloo.
@@ -144,7 +144,8 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
             script_packages.keep(packages, run_dir)
     copy = bool(args["checkpoint_copy"]) and not args["checkpoint_dir"] and not groups["ps"]
     planned_ranks.keep_checkpoints(ranks, hosts, manifest.get("results_dirs", {}), copy)
-    manifest = _with_attempt(manifest, args, ranks, hosts)
+    was_preempted = attempt > 1 and _was_preempted(run_dir, attempt - 1)
+    manifest = _with_attempt(manifest, {**args, "preempted": was_preempted}, ranks, hosts)
     manifest["tf_config"] = {rank["task"]: configs[rank["host"]] for rank in ranks}
     if play.check_mode:
         return checked
@@ -250,6 +251,13 @@ def _first_manifest(
     return {**manifest, **args["settings"]}
 
 
+def _was_preempted(run_dir: Path, attempt: int) -> bool:
+    """Return whether an attempt ended because a host will be reclaimed."""
+    folder = run_dir / rank_files.ATTEMPTS_DIR / str(attempt)
+    ended = read_result(run_dir) or read_result(folder)
+    return ended is not None and ended.get("cause") == ends.PREEMPTED
+
+
 def _with_attempt(
     manifest: Manifest, args: Args, ranks: list[PlannedRank], hosts: planned_ranks.FactsByHost
 ) -> Manifest:
@@ -265,6 +273,7 @@ def _with_attempt(
         "ranks": {rank["task"]: rank["host"] for rank in ranks},
         "left_out": dict(args["placement"]["left_out"]),
         "grown": bool(args["grown"]),
+        "preempted": bool(args["preempted"]),
     }
     return {
         **manifest,

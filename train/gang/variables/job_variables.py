@@ -13,6 +13,7 @@ import contextlib
 import difflib
 import functools
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,12 +32,15 @@ from train.gang.variables.typed_values import (
     kind_of,
     shown,
 )
+from train.host import metadata
 
 ENVIRONMENT = "train_job_environment"
 ARGUMENTS = "train_job_args"
+PREEMPTION = "train_job_preemption"
 #: The place of a value that is the role's default. Defaults are valid, and their templates are not
 #: rendered.
 DEFAULT = "the default"
+_URL = re.compile(r"https?://[A-Za-z0-9.:\[\]-]+(?:/[!-~]*)?")
 _ROLE = REPOSITORY / "roles/train_job"
 
 
@@ -111,6 +115,20 @@ def problem_of(name: str, value: Any, option: Option, place: str, default: Any) 
             f"value{such}, or remove the variable"
         )
     return ""
+
+
+def _problem_of_preemption(value: Any, place: str) -> str:
+    """Return the problem with ``train_job_preemption``, or an empty string."""
+    words = (metadata.AUTO, *metadata.CLOUDS, metadata.OFF)
+    if value is False or value in words:  # YAML reads ``off`` as false
+        return ""
+    if isinstance(value, str) and _URL.fullmatch(value):
+        return ""
+    return (
+        f"{PREEMPTION} of {{hosts}} is {shown(value)}{at(place)}, expected one of "
+        f"{', '.join(words)}, or a URL that begins with http:// or https:// and contains no "
+        "password: correct the value, or remove the variable"
+    )
 
 
 def differences(
@@ -197,6 +215,8 @@ def check(by_host: Mapping[str, Given], written: Written) -> dict[str, list[str]
                     problems.append((host, f"{name} of {{hosts}}{at(place)} {error}"))
             elif place != DEFAULT:
                 problem = problem_of(name, value, main[name], place, defaults.get(name))
+                if name == PREEMPTION:
+                    problem = _problem_of_preemption(value, place)
                 problems.append((host, problem))
     of_gang = {
         host: {

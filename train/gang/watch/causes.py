@@ -7,6 +7,7 @@ The decision is made once, from the job's folder on the control node, and writte
 
 from __future__ import annotations
 
+import itertools
 import re
 import signal
 from dataclasses import dataclass
@@ -14,7 +15,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from train.gang import cause_names
-from train.gang.job_records import RESULT_FILE, RankResult, ResultRecord, read_manifest, read_result
+from train.gang.job_records import (
+    RESULT_FILE,
+    Manifest,
+    RankResult,
+    ResultRecord,
+    read_manifest,
+    read_result,
+)
 from train.gang.packages.names import package_of
 from train.gang.watch.script_faults import known_fault
 from train.host import ends, frameworks, json_files, rank_files, records, tracebacks
@@ -260,6 +268,12 @@ def failure_of(result: ResultRecord) -> Failure:
     return Failure(cause, task, code, reason, step, all_answer=all(answered))
 
 
+def failure_in(state: records.RankState) -> Failure:
+    """Return the failure of a rank from its state."""
+    cause, reason = state.get("cause") or cause_names.NETWORK, state.get("reason") or ""
+    return Failure(cause, state.get("task"), state.get("exit_code"), reason, state.get("step"))
+
+
 def _answered(rank: RankResult) -> bool:
     """Return whether a rank's host answered until the end: it has reported how the rank ended."""
     phase = rank.get("phase")
@@ -285,14 +299,22 @@ def why_not_again(failure: Failure, before: Failure | None, restarts: int, most:
 def next_attempt(result: ResultRecord, run_dir: Path) -> ResultRecord:
     """Decide whether another attempt follows. Return the fields of ``result.json`` about that."""
     manifest = read_manifest(run_dir)
-    grows = result.get("cause") == cause_names.GROWN
-    if manifest is None or not (grows or result["state"] == "failed"):
+    is_planned = result.get("cause") in cause_names.PLANNED
+    if manifest is None or not (is_planned or result["state"] == "failed"):
         return {"restart": False, "restart_reason": "", "restarts_left": 0, "restart_delay": 0.0}
     policy, made, before = manifest["policy"], records.restarts_made(manifest), _before(run_dir)
     most = int(policy["max_restarts"])
-    if grows:
-        left = max(0, most - made)
-        return {"restart": True, "restart_reason": "", "restarts_left": left, "restart_delay": 0.0}
+    if is_planned:
+        left, delay = max(0, most - made), 0.0
+        # A host whose notices are wrong must not keep the gang from training at this speed.
+        if in_a_row := _notices_in_a_row(manifest):
+            delay = min(_LONGEST_DELAY, float(policy["restart_delay"]) * 2 ** (in_a_row - 1))
+        return {
+            "restart": True,
+            "restart_reason": "",
+            "restarts_left": left,
+            "restart_delay": delay,
+        }
     why_not = why_not_again(failure_of(result), failure_of(before) if before else None, made, most)
     restart = not why_not
     delay = min(_LONGEST_DELAY, float(policy["restart_delay"]) * 2**made)
@@ -302,6 +324,12 @@ def next_attempt(result: ResultRecord, run_dir: Path) -> ResultRecord:
         "restarts_left": max(0, most - made),
         "restart_delay": delay if restart else 0.0,
     }
+
+
+def _notices_in_a_row(manifest: Manifest) -> int:
+    """Return how many of the last attempts were each preceded by a notice of preemption."""
+    attempts = reversed(manifest["attempts"])
+    return sum(1 for _ in itertools.takewhile(lambda one: one.get("preempted"), attempts))
 
 
 def last_result(run_dir: Path) -> ResultRecord | None:
@@ -323,6 +351,8 @@ def give_up(run_dir: Path, reason: str) -> None:
             "restart": False,
             "restart_reason": reason,
         }
+        if last.get("cause") == ends.PREEMPTED:
+            ended["state"] = "failed"
         json_files.write_json(str(run_dir / RESULT_FILE), {**last, **ended})
 
 

@@ -119,6 +119,7 @@ class FollowedGang(Ranks):
         self._activity[view].add(text, update["load"], time.monotonic())
         view.offset = time.time() - update["now"]
         self._notices.alone(view)
+        self._notices.at_risk(view)
         self._notices.lingering(view)
         if not view.state.get("frozen"):
             view.frozen_since = None

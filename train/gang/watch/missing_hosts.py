@@ -33,6 +33,7 @@ _OPTIONS = {
     "min_free_mb": "train_job_min_free_mb",
     "lease_dir": "train_job_lease_dir",
     "foreign_gpu": "train_job_foreign_gpu",
+    "preemption": "__train_job_preemption",
 }
 _INTERPRETER = "ansible_python_interpreter"
 
@@ -178,5 +179,6 @@ def _request(play: connections.Play, manifest: Manifest, host: str) -> tuple[str
         "framework": manifest.get("framework", frameworks.TENSORFLOW),
         "modules": [],
         "wait": 0,
+        "avoids_preempted": True,
     }
     return python if python.startswith("/") else "python3", request

@@ -56,6 +56,15 @@ class Notices:
             text = f"{about} {doubts.TRAINED_ALONE}; {remedy}"
             self._journal.notice("alone", text, view, once=view.target.task)
 
+    def at_risk(self, view: View) -> None:
+        """Show a notice about a host that its cloud may reclaim soon."""
+        if view.state.get("at_risk") and not view.state.get("preemption"):
+            text = (
+                f"{view.target.host}: the cloud warns that it may reclaim this machine; the job "
+                "continues until it does"
+            )
+            self._journal.notice("at_risk", text, view, once=view.target.host)
+
     def left_out(self, view: View, phase: str, holes: Mapping[str, Sequence[int]]) -> None:
         """Show notices about files of a rank that are not kept or fetched completely.
 

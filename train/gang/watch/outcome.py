@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from train.gang.login_failures import names_of
 from train.gang.watch import causes, doubts
 from train.gang.watch.diagnosis import PathBetween, cut_off, each_other, how_cut_off
 from train.gang.watch.views import View, is_secondary, views_in_training
-from train.host import records
+from train.host import ends, metadata, preemption, rank_files, records
 
 #: Seconds that a rank may stay stopped by a signal or a debugger.
 FROZEN_LIMIT = 20.0
@@ -24,6 +25,18 @@ _LEAVING = 5.0
 #: reason for which its ranks are stopped.
 _GROWS = "the job grows: "
 _STOPPED_TO_GROW = f"was stopped because {_GROWS}"
+#: The same for a gang that leaves a host that was preempted.
+_LEAVES = "the job leaves "
+STOPPED_TO_LEAVE = f"was stopped because {_LEAVES}"
+#: Sources of notices of preemption.
+_NOTICES = {
+    preemption.FILE: f"notice by the file {rank_files.PREEMPT_FILE}",
+    preemption.SIGNAL: "notice by SIGUSR1",
+    metadata.GCP: "notice from Google Cloud",
+    metadata.AWS: "notice from AWS",
+    metadata.AZURE: "notice from Azure",
+    metadata.URL: "notice from the server in train_job_preemption",
+}
 #: Messages of TensorFlow and JAX about a lost rank, and of train/worker.py about one that does not
 #: answer.
 _NAMED_AS_LOST = re.compile(
@@ -42,10 +55,11 @@ class GangOutcome:
     state: str  # ``completed``, ``failed`` or ``stopped``
     root_cause: str | None  # the task first at fault, or None if there is none
     message: str  # for people: the task, what happened, the remedy and the last lines
-    cause: str = ""  # a key of causes.CAUSES if failed, or GROWN; otherwise empty
+    cause: str = ""  # a key of causes.CAUSES if failed, GROWN or PREEMPTED; otherwise empty
     step: int | None = None  # the last step of the root cause, or else of any rank
     unreachable: Sequence[str] = field(default_factory=list)  # hosts that do not answer
     doubts: Sequence[str] = field(default_factory=list)  # doubts that arose while the job ran
+    grace: float | None = None  # seconds that the ranks have to end, if it is not the usual time
 
 
 def grown(hosts: Sequence[str]) -> GangOutcome:
@@ -54,8 +68,29 @@ def grown(hosts: Sequence[str]) -> GangOutcome:
     return GangOutcome("stopped", None, message, cause=cause_names.GROWN)
 
 
+def preempted(views: Sequence[View]) -> GangOutcome:
+    """Return the outcome of an attempt that ends because the hosts of ``views`` got notices.
+
+    The ranks then have the time until the first of the hosts is reclaimed.
+    """
+    first = min(views, key=lambda view: view.state["preemption"]["at"] + view.offset)
+    found = first.state["preemption"]
+    hosts = list(dict.fromkeys(view.target.host for view in views))
+    why = _NOTICES.get(found["source"], "notice of preemption")
+    if "seconds" in found:
+        why += f", {found['seconds']:.0f} s in advance"
+    now = time.time()
+    left = (preemption.seconds_left(view.state["preemption"], now - view.offset) for view in views)
+    grace = min((seconds for seconds in left if seconds is not None), default=None)
+    message = f"{_LEAVES}{names_of(hosts)}: {why}"
+    return GangOutcome("stopped", None, message, cause=ends.PREEMPTED, grace=grace)
+
+
 def stopped_for(reason: str) -> GangOutcome:
     """Return the outcome of a job whose training ranks were all stopped for the same reason."""
+    if reason.startswith(STOPPED_TO_LEAVE):
+        message = _LEAVES + reason[len(STOPPED_TO_LEAVE) :]
+        return GangOutcome("stopped", None, message, cause=ends.PREEMPTED)
     if reason.startswith(_STOPPED_TO_GROW):  # by a watch that ended before it wrote the result
         message = _GROWS + reason[len(_STOPPED_TO_GROW) :]
         return GangOutcome("stopped", None, message, cause=cause_names.GROWN)

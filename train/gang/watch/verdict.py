@@ -11,18 +11,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from train.gang import cause_names
-from train.gang.watch import doubts
+from train.gang.watch import causes, doubts
 from train.gang.watch.activity import Activity
 from train.gang.watch.diagnosis import Diagnosis, PathBetween, PeerFinding, Peers, Probe
 from train.gang.watch.journal import Journal
 from train.gang.watch.outcome import (
     FROZEN_LIMIT,
+    STOPPED_TO_LEAVE,
     GangOutcome,
     different_weights,
     failed_at,
     first_of,
     how_it_left,
     neither_at_fault,
+    preempted,
     rank_that_left,
     stopped_for,
     stuck,
@@ -31,7 +33,7 @@ from train.gang.watch.outcome import (
 from train.gang.watch.polling import Limits
 from train.gang.watch.views import View, is_secondary, views_in_training
 from train.host import frameworks, records
-from train.host.ends import START_TIMEOUT
+from train.host.ends import PREEMPTED, START_TIMEOUT
 from train.host.probe import OPEN, REFUSED
 from train.host.records import ABSENT
 
@@ -102,6 +104,8 @@ class Verdict:
         needed = [view for view in self.views if not self.can_do_without(view)]
         failed = [view for view in needed if view.phase == records.FAILED]
         stopped = [view for view in training if view.phase == records.STOPPED]
+        if noticed := self._preempted(needed, failed):
+            return preempted(noticed)
         if stopped and _are_stopped_first(stopped, failed):
             return self._stop(stopped, now)
         if failed:
@@ -114,6 +118,26 @@ class Verdict:
         if found:
             return self._found_at(found, now)
         return None
+
+    def _preempted(self, needed: Sequence[View], failed: Sequence[View]) -> list[View]:
+        """Return the ranks whose hosts will be reclaimed, if the attempt ends because of that.
+
+        It ends because of something else if the training is done, if a user stopped the job, or if
+        a rank failed by itself.
+        """
+        noticed = [view for view in needed if view.state.get("preemption")]
+        training = [view for view in self._training if view.phase != records.COMPLETED]
+        hosts = {view.target.host for view in noticed}
+        by_users = any(map(_was_stopped_by_user, self.views))
+        if not noticed or not training or by_users:
+            return []
+        by_itself = (
+            view
+            for view in failed
+            if not is_secondary(view)
+            and not (view.target.host in hosts and causes.failure_in(view.state).from_outside)
+        )
+        return [] if any(by_itself) else noticed
 
     def _stop(self, stopped: Sequence[View], now: float) -> GangOutcome | None:
         """Return the outcome of a stopped job, once all reachable ranks have ended."""
@@ -409,6 +433,12 @@ class Verdict:
         begun = all(other.was_running and other.at_work for other in self._training)
         others = [other for other in self.views if other.target.expendable and other is not view]
         return begun and any(o.phase not in (records.FAILED, records.STOPPED) for o in others)
+
+
+def _was_stopped_by_user(view: View) -> bool:
+    reason = str(view.state.get("reason") or "")
+    is_stopped = view.phase == records.STOPPED and view.state.get("cause") != PREEMPTED
+    return is_stopped and not reason.startswith(STOPPED_TO_LEAVE)
 
 
 def _are_stopped_first(stopped: Sequence[View], failed: Sequence[View]) -> bool:

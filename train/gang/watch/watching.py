@@ -60,6 +60,7 @@ def follow_gang(play: connections.Play, args: Args) -> dict[str, object]:
         "message": ended.message,
         "lost_hosts": ended.unreachable,  # Ansible has a meaning for "unreachable"
         "running": not all(view.final for view in gang.views),
+        "grace": ended.grace,
     }
 
 
@@ -125,7 +126,7 @@ def _announce_restart(run_dir: Path, result: ResultRecord) -> None:
     about = {name: value for name, value in result.items() if name in names}
     journal.write_event(run_dir, restart={"attempt": number, "delay": delay, **about})
     first = result["message"].partition("\n")[0]
-    how = "ended" if result.get("cause") == cause_names.GROWN else "failed"
+    how = "ended" if result.get("cause") in cause_names.PLANNED else "failed"
     connections.say(f"attempt {number - 1} {how}: {first}; attempt {number} starts in {delay:g} s")
 
 
@@ -152,7 +153,9 @@ def notify_end(play: connections.Play, run_dir: Path, metrics_dir: str) -> list[
     if ended is None:
         return []
     metrics.write(metrics_dir, run_dir.name, ended["state"], ended["attempts"], ())
-    return _notify(play, ended, run_dir, ["end"])
+    # Other failures were reported when they happened.
+    fails_now = ended["state"] == "failed" and ended.get("cause") in cause_names.PLANNED
+    return _notify(play, ended, run_dir, ["failure"] * fails_now + ["end"])
 
 
 def _gang(play: connections.Play, args: Args, say: Callable[[str], None]) -> follow.FollowedGang:

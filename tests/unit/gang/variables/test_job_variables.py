@@ -49,6 +49,20 @@ def message_of(**hosts: job_variables.Given) -> str:
         ("train_job_readable_by", False, "expected one of owner, all"),
         ("train_job_checkpoint_copy", "maybe", "expected true or false"),
         ("train_job_root", ["/data"], "expected a string"),
+        *(
+            ("train_job_preemption", value, "expected one of auto, gcp, aws, azure, off, or a URL")
+            for value in (
+                True,
+                "on",
+                "",
+                None,
+                1,
+                "ftp://a/b",
+                "http://",
+                "http://a:b@c/d",
+                "http://a/ b",
+            )
+        ),
         ("train_job_include", [["x"]], "expected a list"),
         ("train_job_notify_webhook", {"url": "hidden"}, "is a dictionary (hosts.yml:4), expected"),
     ],
@@ -68,6 +82,10 @@ def test_a_wrong_type_is_refused_by_name(name: str, value: Any, message: str) ->
         *(("train_job_force", value) for value in (True, "yes", "FALSE", 0)),
         *(("train_job_exclude", value) for value in ([], "*.csv", ["*.csv"])),
         ("train_job_id", 2024),
+        *(
+            ("train_job_preemption", value)
+            for value in ("auto", "off", False, "aws", "http://10.0.0.1:8080/spot?a=b", "https://a")
+        ),
         ("train_job_keras", "3"),
     ],
 )

@@ -449,3 +449,85 @@ def test_a_rank_that_loses_a_stopped_one_is_no_failure(gang: Make, ago: float, s
     lost["log"] = "UnavailableError: Connection reset by peer\n"
     stopped = {"phase": "stopped", "reason": "was stopped by anna", "ended_at": now - ago}
     assert gang(Hosts(worker_0=[stopped], worker_1=[lost])).follow().state == state
+
+
+def noticed(seconds: float | None = 30.0, **about: Any) -> Update:
+    """Return the report of a rank whose host got a notice now."""
+    found = {"source": "gcp", "at": time.time()}
+    return {**STEPPING, "preemption": found if seconds is None else {**found, "seconds": seconds}}
+
+
+LEAVES = "the job leaves host-of-worker-1: notice from Google Cloud, 30 s in advance"
+TAKEN: Update = {
+    **RUNNING,
+    "phase": "stopped",
+    "cause": "preempted",
+    "reason": "was stopped because its host will be reclaimed",
+    "ended_at": 8.0,
+}
+SIGTERM = {**RUNNING, **failed("was killed by SIGTERM (signal 15)", exit_code=-15, ended_at=5.0)}
+
+
+@pytest.mark.parametrize(
+    ("other", "about"),
+    [
+        (STEPPING, {}),
+        (LOST, {}),
+        (LOST, TAKEN),  # its supervisor ended it, without a control node
+        (STEPPING, {**SIGTERM, "cause": "signal"}),  # the host was shut down
+        (LOST, {**RUNNING, "phase": "failed", "cause": "reboot", "reason": "rebooted"}),
+    ],
+)
+def test_a_gang_leaves_a_host_that_will_be_reclaimed(
+    gang: Make, other: Update, about: Update
+) -> None:
+    hosts = Hosts(worker_0=[STEPPING, other], worker_1=[STEPPING, {**noticed(), **about}])
+    outcome = gang(hosts).follow()
+    assert (outcome.state, outcome.root_cause, outcome.cause) == ("stopped", None, "preempted")
+    assert outcome.message == LEAVES
+    assert outcome.grace is not None
+    assert 1 <= outcome.grace <= 27, "the ranks save before the host is reclaimed"
+    assert outcome.unreachable == []
+
+
+def test_the_usual_time_to_save_applies_if_the_length_of_a_notice_is_unknown(gang: Make) -> None:
+    outcome = gang(Hosts(worker_0=[STEPPING], worker_1=[noticed(None)])).follow()
+    assert (outcome.cause, outcome.grace) == ("preempted", None)
+
+
+@pytest.mark.parametrize(
+    ("other", "about", "state", "cause"),
+    [
+        # The script failed by itself.
+        (failed("exited with code 1: KeyError: 'a'", cause="exit"), {}, "failed", "exit"),
+        (STEPPING, failed("exited with code 1: KeyError: 'a'", cause="exit"), "failed", "exit"),
+        # A user stopped the job.
+        (
+            {**TAKEN, "cause": "stopped", "reason": "was stopped by anna"},
+            {**TAKEN, "cause": "stopped", "reason": "was stopped by anna"},
+            "stopped",
+            "",
+        ),
+        (done(), done(), "completed", ""),
+    ],
+)
+def test_what_ended_a_gang_before_its_host_was_reclaimed(
+    gang: Make, other: Update, about: Update, state: str, cause: str
+) -> None:
+    hosts = Hosts(worker_0=[other], worker_1=[{**noticed(), **about}])
+    outcome = gang(hosts).follow()
+    assert (outcome.state, outcome.cause) == (state, cause)
+
+
+def test_a_warning_of_a_cloud_ends_nothing(gang: Make) -> None:
+    at_risk = {**STEPPING, "at_risk": True}
+    watched = gang(Hosts(worker_0=[*[STEPPING] * 5, done()], worker_1=[*[at_risk] * 5, done()]))
+    assert watched.follow().state == "completed"
+    (said,) = notices_of(watched)
+    assert said["kind"] == "at_risk"
+    assert "host-of-worker-1: the cloud warns" in said["text"]
+
+
+def test_an_evaluator_is_left_when_the_training_is_done(gang: Make) -> None:
+    hosts = Hosts(chief_0=[done()], evaluator_0=[{**noticed(), **TAKEN}])
+    assert gang(hosts).follow().state == "completed"
