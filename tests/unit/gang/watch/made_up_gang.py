@@ -34,7 +34,7 @@ class Hosts:
         fresh = next(self.states[asked.task], None)
         told = fresh or self.last[asked.task]
         self.last[asked.task] = told
-        if isinstance(told, threading.Event):  # the host freezes
+        if isinstance(told, (threading.Event, threading.Barrier)):  # the host freezes
             told.wait(30)
             raise GONE
         if isinstance(told, Exception):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import pytest
 
 from tests.unit.gang.watch.made_up_gang import GONE, STEPPING, Hosts, Make, failed, notices_of
@@ -10,11 +13,12 @@ from train.gang.watch import polling
 
 
 def test_without_any_connection_the_job_is_left_alone_until_all_states_are_read(gang: Make) -> None:
-    cut = [GONE for _ in range(10)]
+    at_once: Any = threading.Barrier(2)  # both hosts have answered before one is cut off
+    cut = [at_once, *[GONE] * 9]
     lost = failed("exited with code 1: UnavailableError: x", ended_at=9.0)
     first = failed("exited with code 3: ValueError", exit_code=3, ended_at=8.0)
     # The rank that answers first failed because of the other one.
-    hosts = Hosts(worker_0=[STEPPING, *cut, lost], worker_1=[STEPPING, *cut, *cut[:3], first])
+    hosts = Hosts(worker_0=[STEPPING, *cut, lost], worker_1=[STEPPING, *cut, *[GONE] * 3, first])
     watched = gang(hosts, unreachable_timeout=10.0)
     outcome = watched.follow()
     assert outcome.root_cause == "worker-1"
