@@ -11,8 +11,8 @@ from ansible_collections.tensorflow_ansible.cluster.plugins.plugin_utils.actions
 from train.gang import connections
 from train.gang.connections import Args, Returned
 
-#: Maximum size in bytes of an archive that is sent with the call. A larger one is copied to the host
-#: first, which takes four more commands.
+#: Maximum size in bytes of an archive that is sent with the call. A larger one is copied to the
+#: host first, which takes four more commands.
 _SENT = 512 << 10
 
 

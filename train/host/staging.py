@@ -56,10 +56,10 @@ def stage(params: Params) -> CallResult:
     aside. Code, checkpoints, model and events stay.
 
     Args:
-        params: ``archive`` (on the host) or ``content`` (the archive in base64), ``root``, ``tf_config``, ``spec`` and ``manifest`` (JSON:
-            the contents of ``rank.json`` and ``job.json``), ``readable_by`` (``owner`` or ``all``),
-            ``lease_dir``, ``force`` (restart a job that was stopped) and
-            ``launcher`` (the zip archive of train/host, in base64).
+        params: ``archive`` (on the host) or ``content`` (the archive in base64), ``root``,
+            ``tf_config``, ``spec`` and ``manifest`` (JSON: the contents of ``rank.json`` and
+            ``job.json``), ``readable_by`` (``owner`` or ``all``), ``lease_dir``, ``force`` (restart
+            a job that was stopped) and ``launcher`` (the zip archive of train/host, in base64).
     """
     spec: records.RankSpec = json.loads(params["spec"])
     check_texts(spec)
