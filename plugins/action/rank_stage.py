@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import json
+from pathlib import Path
 
 from ansible_collections.tensorflow_ansible.cluster.plugins.plugin_utils.actions import HostAction
 
 from train.gang import connections
 from train.gang.connections import Args, Returned
+
+#: Maximum size in bytes of an archive that is sent with the call. A larger one is copied to the
+#: host first, which takes four more commands.
+_SENT = 512 << 10
 
 
 class ActionModule(HostAction):
@@ -24,11 +30,15 @@ class ActionModule(HostAction):
         play = connections.Play(self, task_vars)
         environment = play.environment(str(task_vars["inventory_hostname"]))
         spec = json.dumps({**json.loads(options["spec"]), "environment": environment})
+        archive = Path(options["archive"])
+        if archive.stat().st_size <= _SENT:
+            content = base64.b64encode(archive.read_bytes()).decode()
+            return self.call(options, task_vars, content=content, spec=spec)
         folder = self._make_tmp_path()
         try:
-            archive = self._connection._shell.join_path(folder, "job.tgz")
-            self._transfer_file(options["archive"], archive)
-            self._fixup_perms2((folder, archive))
-            return self.call(options, task_vars, archive=archive, spec=spec)
+            copied = self._connection._shell.join_path(folder, "job.tgz")
+            self._transfer_file(options["archive"], copied)
+            self._fixup_perms2((folder, copied))
+            return self.call(options, task_vars, archive=copied, spec=spec)
         finally:
             self._remove_tmp_path(folder, force=True)

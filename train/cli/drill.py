@@ -21,7 +21,7 @@ from train.cli.output import Exit, complain, exit_code, print_table
 from train.gang import cause_names, reports
 from train.gang.errors import UserError
 from train.gang.job_records import MergedJob, read_manifest
-from train.host import ends, faults, frameworks
+from train.host import end_causes, faults, frameworks
 
 #: Seconds for which packets to a port are dropped or sshd is stopped.
 SECONDS = 15.0
@@ -38,7 +38,7 @@ ARGUMENTS = (
 _RESUMED = re.compile(r"resumed at step ([0-9]+)")
 #: The causes that may be reported for each fault; empty if the job must not be affected.
 EXPECTED: Mapping[str, set[str]] = {
-    faults.KILL: {ends.SIGNAL},
+    faults.KILL: {end_causes.SIGNAL},
     faults.FREEZE: {cause_names.FROZEN},
     faults.PORT: {cause_names.NETWORK, cause_names.UNREACHABLE},
     faults.SSH: set(),

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints, is_typedd
 
 from train.gang import cause_names
 from train.host import (
-    ends,
+    end_causes,
     environments,
     frameworks,
     host_facts,
@@ -200,7 +200,7 @@ def fields(
 def _cause(value: Any) -> str:
     """Return a cause. A cause that this version does not know counts as the script's own exit."""
     is_known = isinstance(value, str) and value in cause_names.CAUSES
-    return str(value) if is_known else ends.EXIT
+    return str(value) if is_known else end_causes.EXIT
 
 
 _PHASE = one_of(ABSENT, *records.ALIVE_PHASES, *records.FINAL_PHASES)

@@ -20,7 +20,7 @@ from train.gang.job_records import Manifest, ResultRecord
 from train.gang.plan import placement
 from train.gang.run_folders import read_manifest
 from train.gang.watch import causes, journal, watching
-from train.host import ends
+from train.host import end_causes
 
 Returned = dict[str, object]
 
@@ -120,7 +120,7 @@ def await_restart(play: connections.Play, args: Args) -> Returned:
         pause = min(_LONGEST_PAUSE_S, _POLL_S * 2 ** (refusals - 1))
     else:
         cause = ended.get("cause") if ended is not None else None
-        grows, preempted = cause == cause_names.GROWN, cause == ends.PREEMPTED
+        grows, preempted = cause == cause_names.GROWN, cause == end_causes.PREEMPTED
         pause = float(ended["restart_delay"]) if ended else 0.0
         pause += random.uniform(0.0, _JITTER_S) if before.get("overtaken") else 0.0
     is_planned = grows or preempted

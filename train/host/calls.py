@@ -14,7 +14,6 @@ import time
 from typing import Callable, List
 
 from . import (
-    console,
     json_files,
     leases,
     processes,
@@ -25,7 +24,6 @@ from . import (
     tail,
 )
 from .call_types import CallError, CallResult, Params
-from .masking import Mask
 
 
 def state(params: Params) -> CallResult:
@@ -57,6 +55,8 @@ def _find(params: Params) -> List[str]:
 
 def _state_of(rank_dir: str) -> CallResult:
     """Return the state of the rank in a folder, see ``state``."""
+    from . import console, masking  # slow to import
+
     progress: progress_records.Progress = {}
     for record in ranks.progress(rank_dir):
         progress = progress_records.with_earlier(record, progress)
@@ -66,7 +66,7 @@ def _state_of(rank_dir: str) -> CallResult:
         "rank": ranks.identify(rank_dir, spec),
         "state": ranks.reported(rank_dir),
         "progress": progress,
-        "last_line": console.last_line(Mask([spec.get("environment", {})]).log(log)),
+        "last_line": console.last_line(masking.Mask([spec.get("environment", {})]).log(log)),
     }
 
 

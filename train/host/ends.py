@@ -7,26 +7,8 @@ import re
 import signal
 from typing import List, Optional, Tuple
 
-from . import log_shapes, pace, plain_text, terminal, tracebacks
+from . import end_causes, log_shapes, pace, plain_text, terminal, tracebacks
 from .processes import control_groups, read_text
-
-#: The causes in ``state.json``. The control node adds others that only it can detect.
-EXIT = "exit"  # an exit code other than 0
-SIGNAL = "signal"  # killed by a signal that did not come from the launcher
-MEMORY = "memory"  # its host, its control group or its GPU had no memory left
-DISK = "disk"  # its disk was full
-DOWNLOAD = "download"  # it could not reach a server for a download
-START_TIMEOUT = "start_timeout"  # it did not open its port
-HUNG = "hung"  # it no longer made steps
-LINGERED = "lingered"  # it had made all of its steps but did not exit
-MAX_RUNTIME = "max_runtime"
-STOPPED = "stopped"  # a user stopped it
-PREEMPTED = "preempted"  # its host will be reclaimed
-SUPERVISOR = "supervisor"  # its supervisor was killed
-INTERNAL = "internal"  # its supervisor failed
-REBOOT = "reboot"  # its host was restarted
-UNSTARTABLE = "unstartable"  # the interpreter could not be run
-BUSY = "fenced"  # another job holds its port or GPU
 
 _NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded")
 #: Errors of Python and its libraries; C++ prints them before it aborts.
@@ -151,21 +133,23 @@ def explain(
     prefix = "exited with code %d" % returncode
     if found is None or (not found.certain and returncode > 128):
         if full:
-            return DISK, "%s; the disk that holds %s is full" % (prefix, full)
-        return EXIT, prefix
+            return end_causes.DISK, "%s; the disk that holds %s is full" % (prefix, full)
+        return end_causes.EXIT, prefix
     prefix += ": " if found.certain else "; its last line: "
     if found.owner not in (tracebacks.SCRIPT, tracebacks.IGNORED):
         prefix += found.owner + ": "
     if full or _NO_SPACE.search(found.error[0]):
-        return DISK, _reason(prefix, found.text, full and "the disk that holds %s is full" % full)
+        return end_causes.DISK, _reason(
+            prefix, found.text, full and "the disk that holds %s is full" % full
+        )
     short = _out_of_memory(found.error, held)
     if short:
-        return MEMORY, _reason(prefix, found.brief, short)
+        return end_causes.MEMORY, _reason(prefix, found.brief, short)
     server = _unreached_server(found.error, found.before)
     if server:
         blamed = "this is not an error in the script: the host cannot reach %s" % server[:100]
-        return DOWNLOAD, _reason(prefix, found.text, blamed)
-    return EXIT, _reason(prefix, found.text, "")
+        return end_causes.DOWNLOAD, _reason(prefix, found.text, blamed)
+    return end_causes.EXIT, _reason(prefix, found.text, "")
 
 
 def _reason(prefix: str, text: str, suffix: str) -> str:
@@ -185,14 +169,17 @@ def _explain_signal(
     reason = "was killed by %s" % _signal_name(number)
     if number == signal.SIGKILL and any(killed):
         whose = "its control group" if killed[0] else "its host"
-        return MEMORY, "%s because %s was out of memory; %s" % (reason, whose, held)
+        return end_causes.MEMORY, "%s because %s was out of memory; %s" % (reason, whose, held)
     if number == signal.SIGABRT and any(_ABORTED.search(line.strip()) for line in lines):
-        return MEMORY, "%s because memory allocation failed (bad_alloc); %s" % (reason, held)
+        return end_causes.MEMORY, "%s because memory allocation failed (bad_alloc); %s" % (
+            reason,
+            held,
+        )
     if number not in CRASHES:
-        return SIGNAL, reason
+        return end_causes.SIGNAL, reason
     place = pace.crashed_in("\n".join(lines))
     suffix = place and "its Python code was at " + place
     said = tracebacks.abort_of(lines) if number == signal.SIGABRT else ""
     if said:
-        return SIGNAL, _reason(reason + ": ", said, suffix)
-    return SIGNAL, _reason(reason, "", suffix)
+        return end_causes.SIGNAL, _reason(reason + ": ", said, suffix)
+    return end_causes.SIGNAL, _reason(reason, "", suffix)

@@ -12,7 +12,7 @@ import time
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple, cast
 
 from . import (
-    ends,
+    end_causes,
     json_files,
     leases,
     plain_text,
@@ -60,7 +60,7 @@ def observe(rank_dir: str) -> records.RankState:
         state = cast(Optional[records.RankState], json_files.read_json(_state_file(rank_dir)))
     except ValueError as error:
         reason = "has an unreadable state: %s" % error
-        return {"phase": records.FAILED, "cause": ends.SUPERVISOR, "reason": reason}
+        return {"phase": records.FAILED, "cause": end_causes.SUPERVISOR, "reason": reason}
     if state is None:
         return {"phase": records.ABSENT}
     if state.get("phase") not in records.ALIVE_PHASES:
@@ -69,7 +69,7 @@ def observe(rank_dir: str) -> records.RankState:
     restarted = state.get("init_start") not in (None, processes.start_time(1))
     if restarted or state.get("boot_id") != processes.boot_id():
         reason = "ended when its host rebooted"
-        return {**state, "phase": records.FAILED, "cause": ends.REBOOT, "reason": reason}
+        return {**state, "phase": records.FAILED, "cause": end_causes.REBOOT, "reason": reason}
     if not processes.is_alive(state.get("supervisor_pid"), state.get("supervisor_start")):
         # It may have written its last state meanwhile.
         last = noted(rank_dir)
@@ -106,7 +106,7 @@ def write_unstarted(rank_dir: str, spec: records.RankSpec, reason: str) -> None:
         "attempt": spec["attempt"],
         "port": spec["port"],
         "phase": records.STOPPED,
-        "cause": ends.STOPPED,
+        "cause": end_causes.STOPPED,
         "reason": reason,
         "exit_code": None,
         "ended_at": round(time.time(), 3),
@@ -221,11 +221,11 @@ def progress(rank_dir: str) -> List[progress_records.Progress]:
 
 def orphaned(rank_dir: str, state: records.RankState) -> records.RankState:
     """Return the last state of a rank whose supervisor was killed or has failed."""
-    cause, what = ends.SUPERVISOR, "was killed"
+    cause, what = end_causes.SUPERVISOR, "was killed"
     log = tail.read_last(os.path.join(rank_dir, rank_files.SUPERVISOR_LOG_FILE), 4096)
     for line in log.decode(errors="replace").splitlines():
         if line.startswith(CRASHED):
-            cause, what = ends.INTERNAL, "failed: " + line[len(CRASHED) :]
+            cause, what = end_causes.INTERNAL, "failed: " + line[len(CRASHED) :]
     reason = "ended with its supervisor (pid %s), which %s" % (state.get("supervisor_pid"), what)
     return {**state, "phase": records.FAILED, "cause": cause, "reason": reason}
 
@@ -295,7 +295,7 @@ def stop(rank_dir: str, grace: float, reason: str) -> records.StopReport:
     is_new = state.get("phase") in records.ALIVE_PHASES and after["phase"] == records.FAILED
     if was_alive and after["phase"] != records.STOPPED:
         # The supervisor did not end in time; it wrote no last state.
-        after = {**state, "phase": records.STOPPED, "cause": ends.STOPPED, "reason": reason}
+        after = {**state, "phase": records.STOPPED, "cause": end_causes.STOPPED, "reason": reason}
         is_new = True
     if is_new:
         after.setdefault("ended_at", round(time.time(), 3))

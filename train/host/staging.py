@@ -56,10 +56,10 @@ def stage(params: Params) -> CallResult:
     aside. Code, checkpoints, model and events stay.
 
     Args:
-        params: ``archive`` (on the host), ``root``, ``tf_config``, ``spec`` and ``manifest`` (JSON:
-            the contents of ``rank.json`` and ``job.json``), ``readable_by`` (``owner`` or ``all``),
-            ``lease_dir``, ``force`` (restart a job that was stopped) and
-            ``launcher`` (the zip archive of train/host, in base64).
+        params: ``archive`` (on the host) or ``content`` (the archive in base64), ``root``,
+            ``tf_config``, ``spec`` and ``manifest`` (JSON: the contents of ``rank.json`` and
+            ``job.json``), ``readable_by`` (``owner`` or ``all``), ``lease_dir``, ``force`` (restart
+            a job that was stopped) and ``launcher`` (the zip archive of train/host, in base64).
     """
     spec: records.RankSpec = json.loads(params["spec"])
     check_texts(spec)
@@ -179,6 +179,11 @@ def fill(params: Params, job_dir: str, spec: records.RankSpec) -> records.RankIn
     spec["machine"] = processes.machine()
     spec["checkpoint_dir"] = os.path.expanduser(os.path.expandvars(spec["checkpoint_dir"]))
     again = spec["attempt"] > 1
+    sent = params["archive"]
+    if "content" in params:
+        held = os.memfd_create("archive")
+        os.write(held, base64.b64decode(params["content"]))
+        sent = "/proc/self/fd/%d" % held
     try:
         os.makedirs(rank_dir, mode=0o755, exist_ok=again)
     except FileExistsError:
@@ -187,7 +192,7 @@ def fill(params: Params, job_dir: str, spec: records.RankSpec) -> records.RankIn
         raise CallError("%s cannot be created: %s" % (rank_dir, error)) from None
     try:
         if not os.path.isdir(os.path.join(rank_dir, rank_files.LAUNCHER_DIR)):
-            unpack(params["archive"], params["launcher"], rank_dir)
+            unpack(sent, params["launcher"], rank_dir)
         if again:
             earlier = earlier_environment(job_dir, spec)
             spec["environment"] = {**earlier, **spec["environment"]}
@@ -198,7 +203,7 @@ def fill(params: Params, job_dir: str, spec: records.RankSpec) -> records.RankIn
                 os.unlink(os.path.join(job_dir, rank_files.STOP_REQUEST_FILE))
         archive = os.path.join(job_dir, rank_files.ARCHIVE_FILE)
         temporary = "%s.%d" % (archive, os.getpid())  # other ranks of this machine do the same
-        shutil.copyfile(params["archive"], temporary)
+        shutil.copyfile(sent, temporary)
         os.replace(temporary, archive)
         write_description(job_dir, json.loads(params["manifest"]))
         tf_config = json.loads(params["tf_config"])

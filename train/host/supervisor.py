@@ -26,6 +26,7 @@ from typing import Any, Callable, Dict, Optional, Set, Tuple, cast
 from . import (
     console,
     contacts,
+    end_causes,
     ends,
     framework_environment,
     frameworks,
@@ -149,15 +150,15 @@ class Supervisor:
         if os.path.exists(
             os.path.join(os.path.dirname(self.rank_dir), rank_files.STOP_REQUEST_FILE)
         ):
-            self._finish((records.STOPPED, ends.STOPPED, "was stopped before it started"))
+            self._finish((records.STOPPED, end_causes.STOPPED, "was stopped before it started"))
             return
         try:
             self._leases.confirm()
             worker = self._start()
         except leases.HeldError as error:
-            self._finish((records.FAILED, ends.BUSY, "was not started: %s" % error))
+            self._finish((records.FAILED, end_causes.BUSY, "was not started: %s" % error))
         except OSError as error:
-            self._finish((records.FAILED, ends.UNSTARTABLE, "cannot be started: %s" % error))
+            self._finish((records.FAILED, end_causes.UNSTARTABLE, "cannot be started: %s" % error))
         else:
             self.state["pid"] = worker.pid
             self.state["pid_start"] = processes.start_time(worker.pid)
@@ -265,7 +266,7 @@ class Supervisor:
                     outcome, grace = self._request(woken)
                 elif outcome is None and now >= self._leave_at:
                     outcome, grace = self._leave()
-                if outcome is not None and outcome[1] in (ends.HUNG, ends.LINGERED):
+                if outcome is not None and outcome[1] in (end_causes.HUNG, end_causes.LINGERED):
                     dump_from, kill_at = self._log.size(), now + _DUMP
                     _ask_for_stacks(worker.pid)
                 elif outcome is not None:
@@ -287,12 +288,12 @@ class Supervisor:
         self._limit_files()
         if dump_from is not None and outcome is not None:
             reason = outcome[2] + self._keep_stacks(dump_from)
-            hung = outcome[1] == ends.HUNG
+            hung = outcome[1] == end_causes.HUNG
             outcome = (*outcome[:2], reason)
             if hung and ends.disk_full(self.rank_dir):
                 # It waits to write, which its log cannot show.
                 reason = "%s; the disk that holds %s is full" % (reason, self.rank_dir)
-                outcome = (records.FAILED, ends.DISK, reason)
+                outcome = (records.FAILED, end_causes.DISK, reason)
         self._finish(outcome or self._own_end(worker.returncode), worker.returncode)
 
     def _own_end(self, returncode: int) -> _Outcome:
@@ -323,12 +324,13 @@ class Supervisor:
                 return self._leave()
             reason = "its supervisor received %s" % signal.Signals(signum).name
         grace = grace if isinstance(grace, (int, float)) else self.spec["grace"]
-        return (records.STOPPED, ends.STOPPED, reason), grace
+        return (records.STOPPED, end_causes.STOPPED, reason), grace
 
     def _leave(self) -> Tuple[_Outcome, float]:
         """Return the outcome and the grace period in seconds of a rank whose host is preempted."""
         left = preemption.seconds_left(self.state["preemption"], time.time())
-        outcome = records.STOPPED, ends.PREEMPTED, "was stopped because its host will be reclaimed"
+        reason = "was stopped because its host will be reclaimed"
+        outcome = records.STOPPED, end_causes.PREEMPTED, reason
         return outcome, self.spec["grace"] if left is None else left
 
     def _keep_stacks(self, offset: int) -> str:
@@ -353,19 +355,19 @@ class Supervisor:
     def _limit(self, elapsed: float, now: float) -> Optional[_Outcome]:
         reason = self._late(elapsed, now) if self.state["phase"] == records.STARTING else ""
         if reason:
-            return records.FAILED, ends.START_TIMEOUT, reason
+            return records.FAILED, end_causes.START_TIMEOUT, reason
         limit = self.spec["max_runtime"]
         if limit and elapsed > limit:
             reason = "ran longer than %s s (train_job_max_runtime)" % limit
-            return records.FAILED, ends.MAX_RUNTIME, reason
+            return records.FAILED, end_causes.MAX_RUNTIME, reason
         allowed, finished = self.spec.get("exit_timeout", 0.0), self._finished_for(now)
         if allowed and finished > allowed:
             # It has completed its work.
             reason = "made its last step %.0f s ago and did not exit (train_job_exit_timeout)"
-            return records.COMPLETED, ends.LINGERED, reason % finished
+            return records.COMPLETED, end_causes.LINGERED, reason % finished
         reason = self._pace.overdue(now)
         if reason:
-            return records.FAILED, ends.HUNG, reason + " (train_job_hang_factor)"
+            return records.FAILED, end_causes.HUNG, reason + " (train_job_hang_factor)"
         return None
 
     def _late(self, elapsed: float, now: float) -> str:

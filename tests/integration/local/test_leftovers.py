@@ -17,7 +17,7 @@ import pytest
 from tests.data.scripts.leaver.main import WAYS
 from tests.support import bare_ranks
 from tests.support.lab import REPOSITORY
-from train.host import ends, processes, rank_files, ranks, records
+from train.host import end_causes, processes, rank_files, ranks, records
 from train.host.records import StopReport
 
 SCRIPT = REPOSITORY / "tests/data/scripts/leaver/main.py"
@@ -145,7 +145,7 @@ def test_nothing_outlives_a_supervisor_that_is_killed(machine: Machine) -> None:
         os.kill(bare_ranks.state(rank.folder)["supervisor_pid"], signal.SIGKILL)
     bare_ranks.wait_until(lambda: not machine.left, "what is left", timeout=20)
     for way, rank in machine.ranks.items():
-        assert bare_ranks.state(rank.folder)["cause"] == ends.SUPERVISOR, way
+        assert bare_ranks.state(rank.folder)["cause"] == end_causes.SUPERVISOR, way
 
 
 @pytest.mark.soak

@@ -20,22 +20,38 @@ from train.host import progress_records
 
 
 def test_a_module_of_a_package_runs_with_its_arguments(local_lab: Labs, tmp_path: Path) -> None:
+    """Its package is too large to be sent with the call that stages a rank."""
     package = tmp_path / "project/trainer"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
     (package / "sizes.py").write_text("SIZE = 7\n")
+    (package / "data.bin").write_bytes(os.urandom(600 << 10))  # cannot be compressed
     (package / "task.py").write_text(
-        "import sys\nfrom trainer.sizes import SIZE\nfrom . import sizes\n"
-        "print('ran', SIZE, sys.argv[1:])\n"
+        "import os, sys\nfrom trainer.sizes import SIZE\nfrom . import sizes\n"
+        "data = os.path.join(os.path.dirname(__file__), 'data.bin')\n"
+        "print('ran', SIZE, sys.argv[1:], os.path.getsize(data))\n"
     )
     lab = local_lab(worker=1)
     words = ("--script", str(package.parent), "--module", "trainer.task", "--job", "module")
     run = lab.run(*words, arguments=["--steps", "3"])
     assert run.code == 0, run.error
-    assert "ran 7 ['--steps', '3']" in (lab.runs_dir / "module/logs/worker-0.log").read_text()
+    log = (lab.runs_dir / "module/logs/worker-0.log").read_text()
+    assert "ran 7 ['--steps', '3'] 614400" in log
     again = train(*lab.words("run", *words[:2], "--module", "trainer.missing"))
     assert again.returncode != 0
     assert "no module trainer.missing" in again.stderr
+
+
+def test_check_mode_ends_with_the_plan(local_lab: Labs) -> None:
+    """A task after it, even a skipped one, would cost a process for each host."""
+    lab = local_lab(worker=3)
+    done = lab.playbook("train.yml", "--check", train_job_script=str(PLAIN))
+    assert done.returncode == 0, done.stdout
+    tasks = [line for line in done.stdout.splitlines() if line.startswith("TASK")]
+    assert "Plan | Plan ranks, code and manifest" in tasks[-1]
+    assert "skipping: [worker0]" in done.stdout  # nothing is installed
+    assert "skipping: [worker1]" not in done.stdout
+    assert not list(lab.runs_dir.glob("*"))
 
 
 def test_a_job_runs_and_its_results_come_home(

@@ -15,7 +15,15 @@ import pytest
 from tests.support import bare_ranks
 from tests.support.job_folders import lay_out
 from tests.support.lab import REPOSITORY
-from train.host import ends, rank_environment, rank_files, ranks, records, supervisor, temporary
+from train.host import (
+    end_causes,
+    rank_environment,
+    rank_files,
+    ranks,
+    records,
+    supervisor,
+    temporary,
+)
 
 #: The output of Keras for a second epoch.
 LINES = "Epoch 2/2\\n10/10 - 1s - loss: 0.5000\\n\\n"
@@ -176,7 +184,7 @@ def test_a_fault_of_the_supervisor_ends_the_script_and_has_a_cause(tmp_path: Pat
     mark = 98_765
     bare_ranks.start(rank_dir, mark)
     found = bare_ranks.end(rank_dir)
-    assert (found["phase"], found["cause"]) == (records.FAILED, ends.INTERNAL)
+    assert (found["phase"], found["cause"]) == (records.FAILED, end_causes.INTERNAL)
     assert "which failed: TypeError: '>' not supported between instances" in found["reason"]
     bare_ranks.wait_until(lambda: not bare_ranks.marked()[mark], "what is left")
     said = (rank_dir / rank_files.SUPERVISOR_LOG_FILE).read_text()
@@ -187,9 +195,9 @@ def test_a_fault_of_the_supervisor_ends_the_script_and_has_a_cause(tmp_path: Pat
 @pytest.mark.parametrize(
     ("said", "cause", "reason"),
     [
-        ("", ends.SUPERVISOR, "was killed"),
-        ("cannot write state.json: x\n", ends.SUPERVISOR, "was killed"),
-        ("x\nthe supervisor failed: OSError: a\n", ends.INTERNAL, "which failed: OSError: a"),
+        ("", end_causes.SUPERVISOR, "was killed"),
+        ("cannot write state.json: x\n", end_causes.SUPERVISOR, "was killed"),
+        ("x\nthe supervisor failed: OSError: a\n", end_causes.INTERNAL, "which failed: OSError: a"),
     ],
 )
 def test_a_supervisor_that_failed_was_not_killed(

@@ -76,7 +76,7 @@ def test_after_a_restart_all_ranks_are_shown_again(capsys: pytest.CaptureFixture
 def test_the_start_is_a_line_for_each_phase(capsys: pytest.CaptureFixture[str]) -> None:
     display = PlainDisplay()
     tasks = {
-        "Require known tags": "checking the hosts",
+        "Require known tags and ranks": "checking the hosts",
         "Check the host": "checking the hosts",
         "Stage the rank's folder": "staging code for 3 ranks",
         "Start the rank's supervisor": "starting 3 ranks",

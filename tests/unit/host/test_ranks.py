@@ -22,7 +22,7 @@ from tests.support.lease_ranks import holder, spec_of
 from tests.unit.host.conftest import ELSEWHERE, HERE, KILLED, Starter, lay_out_on, made_ready, run
 from train.host import (
     calls,
-    ends,
+    end_causes,
     gpus,
     jobs,
     json_files,
@@ -121,7 +121,7 @@ def test_files_that_were_cut_off(tmp_path: Path, start: Starter, text: str) -> N
 
     alive = {"phase": records.RUNNING, "supervisor_pid": 9}
     assert run(KILLED, rank_dir, json.dumps(alive)).returncode == 0
-    assert bare_ranks.state(rank_dir)["cause"] == ends.SUPERVISOR
+    assert bare_ranks.state(rank_dir)["cause"] == end_causes.SUPERVISOR
     ranks.set_aside(str(rank_dir))
     assert (rank_dir / "attempts/0" / rank_files.RANK_FILE).read_text() == text
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.host import endings
-from train.host import ends, tracebacks
+from train.host import end_causes, ends, tracebacks
 from train.host.terminal import lines_of
 
 ALL = {**endings.AFTERWARDS, **endings.EXCEPTIONS, **endings.WITHOUT_EXCEPTION}
@@ -67,7 +67,7 @@ def test_a_disk_that_was_full_at_the_last_flush() -> None:
     log = "Exception ignored in: <_io.TextIOWrapper name='<stdout>' mode='w' encoding='utf-8'>\n"
     log += "OSError: [Errno 28] No space left on device\n"
     assert ends.explain(120, log, (0, 0), 700, "") == (
-        ends.DISK,
+        end_causes.DISK,
         "exited with code 120: OSError: [Errno 28] No space left on device",
     )
 
@@ -75,11 +75,11 @@ def test_a_disk_that_was_full_at_the_last_flush() -> None:
 @pytest.mark.parametrize(
     ("before", "cause"),
     [
-        ("MemoryError\n", ends.EXIT),
-        ("OSError: [Errno 28] No space left on device\n", ends.EXIT),
+        ("MemoryError\n", end_causes.EXIT),
+        ("OSError: [Errno 28] No space left on device\n", end_causes.EXIT),
         (
             "urllib.error.URLError: <urlopen error [Errno -2] Name or service not known>\n",
-            ends.EXIT,
+            end_causes.EXIT,
         ),
     ],
 )
@@ -209,7 +209,7 @@ Extension modules: numpy._core, cv2 (total: 2)
 )
 def test_a_crash_in_native_code(said: str, code: int, reason: str) -> None:
     cause, text = ends.explain(code, CRASHED.format(said=said), (0, 0), 700, "")
-    assert cause == ends.SIGNAL
+    assert cause == end_causes.SIGNAL
     assert reason in text
 
 

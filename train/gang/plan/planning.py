@@ -35,7 +35,7 @@ from train.gang.plan import (
     withdrawal,
 )
 from train.gang.variables import job_variables, script_environment
-from train.host import ends, frameworks, json_files, rank_files, records
+from train.host import end_causes, frameworks, json_files, rank_files, records
 from train.host.preflight import INSTALLS
 
 #: The variable with which a script chooses another library than gloo.
@@ -255,7 +255,7 @@ def _was_preempted(run_dir: Path, attempt: int) -> bool:
     """Return whether an attempt ended because a host will be reclaimed."""
     folder = run_dir / rank_files.ATTEMPTS_DIR / str(attempt)
     ended = read_result(run_dir) or read_result(folder)
-    return ended is not None and ended.get("cause") == ends.PREEMPTED
+    return ended is not None and ended.get("cause") == end_causes.PREEMPTED
 
 
 def _with_attempt(

@@ -1,6 +1,6 @@
 """Causes of failures, their remedies, and the decision whether another attempt follows.
 
-The names of the causes are in host/ends.py and cause_names.py.
+The names of the causes are in host/end_causes.py and cause_names.py.
 The decision is made once, from the job's folder on the control node, and written to
 ``result.json``. All other code follows it.
 """
@@ -25,7 +25,7 @@ from train.gang.job_records import (
 )
 from train.gang.packages.names import package_of
 from train.gang.watch.script_faults import known_fault
-from train.host import ends, frameworks, json_files, rank_files, records, tracebacks
+from train.host import end_causes, frameworks, json_files, rank_files, records, tracebacks
 from train.host.suggested import suggest
 
 
@@ -57,40 +57,44 @@ CRASHES = {
 _DOCTOR = f"`{suggest('doctor')}`"
 
 CAUSES = {
-    ends.EXIT: Cause(False, "fix the script: it would fail the same way again"),
-    ends.SIGNAL: Cause(True, "find out who sent the signal"),
-    ends.MEMORY: Cause(True, "lower the batch size, or give the host or the GPU more memory"),
-    ends.DISK: Cause(False, f"free up space on that disk, then run `{suggest('restart')}`"),
-    ends.DOWNLOAD: Cause(
+    end_causes.EXIT: Cause(False, "fix the script: it would fail the same way again"),
+    end_causes.SIGNAL: Cause(True, "find out who sent the signal"),
+    end_causes.MEMORY: Cause(True, "lower the batch size, or give the host or the GPU more memory"),
+    end_causes.DISK: Cause(False, f"free up space on that disk, then run `{suggest('restart')}`"),
+    end_causes.DOWNLOAD: Cause(
         False,
         "copy the data to the hosts: list it in training_data, then run "
         f"`{suggest('setup', tags='training_data')}`",
     ),
-    ends.START_TIMEOUT: Cause(
+    end_causes.START_TIMEOUT: Cause(
         False,
         "check in the rank's log what the script does before it creates its strategy, or raise "
         "the limit named above",
     ),
-    ends.HUNG: Cause(
+    end_causes.HUNG: Cause(
         True,
         "check the stacks, which show where the script was waiting; train_job_hang_factor sets "
         "the limit",
     ),
-    ends.LINGERED: Cause(
+    end_causes.LINGERED: Cause(
         False, "make the script end the threads and processes that it starts, and exit"
     ),
-    ends.MAX_RUNTIME: Cause(False, f"raise train_job_max_runtime, then run `{suggest('restart')}`"),
-    ends.SUPERVISOR: Cause(True, "find out who killed the supervisor"),
-    ends.INTERNAL: Cause(
+    end_causes.MAX_RUNTIME: Cause(
+        False, f"raise train_job_max_runtime, then run `{suggest('restart')}`"
+    ),
+    end_causes.SUPERVISOR: Cause(True, "find out who killed the supervisor"),
+    end_causes.INTERNAL: Cause(
         True, "this is a bug in the launcher: report it with the rank's supervisor.log"
     ),
-    ends.REBOOT: Cause(True, "find out why the host rebooted"),
-    ends.UNSTARTABLE: Cause(
+    end_causes.REBOOT: Cause(True, "find out why the host rebooted"),
+    end_causes.UNSTARTABLE: Cause(
         False,
         f"run `{suggest('setup', tags='tensorflow')}`, or set train_job_python to an "
         "interpreter with TensorFlow",
     ),
-    ends.BUSY: Cause(False, "wait until the other job ends, or choose another train_job_port"),
+    end_causes.BUSY: Cause(
+        False, "wait until the other job ends, or choose another train_job_port"
+    ),
     cause_names.UNREACHABLE: Cause(True, "check the host and its network"),
     cause_names.NOT_STARTED: Cause(True, "check the error that the host reports"),
     cause_names.FROZEN: Cause(True, "check what stopped the process or the host"),
@@ -122,18 +126,18 @@ _START_TIMEOUT = (
 )
 _OF_FRAMEWORK = {
     frameworks.JAX: {
-        ends.START_TIMEOUT: _START_TIMEOUT.format("jax.distributed.initialize"),
+        end_causes.START_TIMEOUT: _START_TIMEOUT.format("jax.distributed.initialize"),
         cause_names.ALONE: "call jax.distributed.initialize or keras.distribution.initialize in "
         "every rank, with JAX_NUM_PROCESSES and JAX_PROCESS_ID (docs/your-script.md)",
     },
     frameworks.TORCH: {
-        ends.START_TIMEOUT: _START_TIMEOUT.format("torch.distributed.init_process_group"),
+        end_causes.START_TIMEOUT: _START_TIMEOUT.format("torch.distributed.init_process_group"),
         cause_names.ALONE: "call torch.distributed.init_process_group in every rank, and leave "
         "RANK, WORLD_SIZE and MASTER_ADDR unchanged",
     },
 }
 _OF_OTHERS = {
-    ends.UNSTARTABLE: "set train_job_python to an interpreter that exists on the host",
+    end_causes.UNSTARTABLE: "set train_job_python to an interpreter that exists on the host",
     cause_names.LEFT: "give all ranks the same number of steps, and make them wait for each other "
     "at the end (docs/your-script.md)",
 }
@@ -186,36 +190,41 @@ class Failure:
     def again(self) -> bool:
         """Whether the cause justifies another attempt."""
         error = exception_in(self.reason)
-        if self.cause in (ends.EXIT, cause_names.NETWORK) and known_fault(error):
+        if self.cause in (end_causes.EXIT, cause_names.NETWORK) and known_fault(error):
             return False
-        if self.cause == ends.EXIT:
+        if self.cause == end_causes.EXIT:
             return self.exit_code in TERMINATED or bool(_PASSING.search(error))
-        if self.cause == ends.DOWNLOAD:
+        if self.cause == end_causes.DOWNLOAD:
             return self.step is not None  # the data were there, so the network may recover
-        if self.cause == ends.SIGNAL and self.exit_code == -signal.SIGILL:
+        if self.cause == end_causes.SIGNAL and self.exit_code == -signal.SIGILL:
             return False
         return CAUSES[self.cause].again
 
     @property
     def from_outside(self) -> bool:
         """Whether the cause is outside the job, so that it may occur twice at a step by chance."""
-        if self.cause in (ends.SIGNAL, ends.EXIT):
+        if self.cause in (end_causes.SIGNAL, end_causes.EXIT):
             return self.exit_code in _FROM_OUTSIDE | TERMINATED
         if self.cause == cause_names.NETWORK:
             return not self.all_answer
-        return self.cause not in (ends.MEMORY, ends.HUNG, ends.INTERNAL, ends.DOWNLOAD)
+        return self.cause not in (
+            end_causes.MEMORY,
+            end_causes.HUNG,
+            end_causes.INTERNAL,
+            end_causes.DOWNLOAD,
+        )
 
     @property
     def remedy(self) -> str:
         """The remedy, with markers for commands."""
         error = exception_in(self.reason)
-        if self.cause in (ends.EXIT, cause_names.NETWORK) and (fault := known_fault(error)):
+        if self.cause in (end_causes.EXIT, cause_names.NETWORK) and (fault := known_fault(error)):
             return fault
-        if self.cause == ends.EXIT and self.again:
+        if self.cause == end_causes.EXIT and self.again:
             return CAUSES[cause_names.NETWORK].remedy if self.exit_code not in TERMINATED else ""
-        if self.cause == ends.EXIT and (missing := _MISSING.search(error)):
+        if self.cause == end_causes.EXIT and (missing := _MISSING.search(error)):
             return self._remedy_for_module(missing["name"])
-        if self.cause == ends.SIGNAL and self.exit_code is not None:
+        if self.cause == end_causes.SIGNAL and self.exit_code is not None:
             for signum, remedy in CRASHES.items():
                 if self.exit_code == -signum:
                     return remedy
@@ -351,7 +360,7 @@ def give_up(run_dir: Path, reason: str) -> None:
             "restart": False,
             "restart_reason": reason,
         }
-        if last.get("cause") == ends.PREEMPTED:
+        if last.get("cause") == end_causes.PREEMPTED:
             ended["state"] = "failed"
         json_files.write_json(str(run_dir / RESULT_FILE), {**last, **ended})
 

@@ -14,7 +14,7 @@ from typing import Any
 from train.gang import cause_names, listing
 from train.gang.watch import causes
 from train.gang.watch.views import View, views_in_training
-from train.host import ends, frameworks, progress_records, rank_files, tracebacks
+from train.host import end_causes, frameworks, progress_records, rank_files, tracebacks
 
 #: A rank may be ahead of its last record by this many times the distance between two records.
 _STRIDES = 2
@@ -126,7 +126,7 @@ def _left_at_work(training: Sequence[View]) -> Iterator[str]:
 def _lingered(training: Sequence[View]) -> Iterator[str]:
     """Yield doubts about ranks that did not end by themselves after their last step."""
     for view in training:
-        if view.state.get("cause") == ends.LINGERED:
+        if view.state.get("cause") == end_causes.LINGERED:
             yield (
                 f"{_named([view])} {view.state.get('reason')}, so the launcher ended it: work "
                 "after the last step, such as saving, may be incomplete"

@@ -14,7 +14,7 @@ from train.gang.login_failures import names_of
 from train.gang.watch import causes, doubts
 from train.gang.watch.diagnosis import PathBetween, cut_off, each_other, how_cut_off
 from train.gang.watch.views import View, is_secondary, views_in_training
-from train.host import ends, metadata, preemption, rank_files, records
+from train.host import end_causes, metadata, preemption, rank_files, records
 
 #: Seconds that a rank may stay stopped by a signal or a debugger.
 FROZEN_LIMIT = 20.0
@@ -83,14 +83,14 @@ def preempted(views: Sequence[View]) -> GangOutcome:
     left = (preemption.seconds_left(view.state["preemption"], now - view.offset) for view in views)
     grace = min((seconds for seconds in left if seconds is not None), default=None)
     message = f"{_LEAVES}{names_of(hosts)}: {why}"
-    return GangOutcome("stopped", None, message, cause=ends.PREEMPTED, grace=grace)
+    return GangOutcome("stopped", None, message, cause=end_causes.PREEMPTED, grace=grace)
 
 
 def stopped_for(reason: str) -> GangOutcome:
     """Return the outcome of a job whose training ranks were all stopped for the same reason."""
     if reason.startswith(STOPPED_TO_LEAVE):
         message = _LEAVES + reason[len(STOPPED_TO_LEAVE) :]
-        return GangOutcome("stopped", None, message, cause=ends.PREEMPTED)
+        return GangOutcome("stopped", None, message, cause=end_causes.PREEMPTED)
     if reason.startswith(_STOPPED_TO_GROW):  # by a watch that ended before it wrote the result
         message = _GROWS + reason[len(_STOPPED_TO_GROW) :]
         return GangOutcome("stopped", None, message, cause=cause_names.GROWN)

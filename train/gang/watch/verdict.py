@@ -33,7 +33,7 @@ from train.gang.watch.outcome import (
 from train.gang.watch.polling import Limits
 from train.gang.watch.views import View, is_secondary, views_in_training
 from train.host import frameworks, records
-from train.host.ends import PREEMPTED, START_TIMEOUT
+from train.host.end_causes import PREEMPTED, START_TIMEOUT
 from train.host.probe import OPEN, REFUSED
 from train.host.records import ABSENT
 

@@ -14,6 +14,7 @@ from train.gang.watch.causes import TERMINATED, exception_in, last_line_in
 from train.gang.watch.script_faults import known_fault
 from train.host import (
     console,
+    end_causes,
     ends,
     frameworks,
     plain_text,
@@ -274,7 +275,7 @@ class View:
                 return ended.shown
         lines = [line for line in lines if line.strip()]
         stack = tracebacks.stack_of(lines) if -code in ends.CRASHES else []
-        killed = code < 0 and cause in (ends.SIGNAL, ends.MEMORY)
+        killed = code < 0 and cause in (end_causes.SIGNAL, end_causes.MEMORY)
         return stack[:_STACK_LINES] or lines[-_KILLED_LINES if killed else -TAIL_LINES :]
 
     def add_progress(self, found: Iterable[Progress]) -> None:

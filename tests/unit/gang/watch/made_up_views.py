@@ -6,7 +6,7 @@ from typing import Any
 
 from train.gang.watch.causes import Failure
 from train.gang.watch.views import Target, View
-from train.host import ends
+from train.host import end_causes
 
 
 def view(task: str, *tail: str, **state: Any) -> View:
@@ -18,7 +18,12 @@ def view(task: str, *tail: str, **state: Any) -> View:
 
 
 def fallen(task: str, *tail: str, **state: Any) -> View:
-    known = {"phase": "failed", "exit_code": 1, "cause": ends.EXIT, "reason": "exited with code 1"}
+    known = {
+        "phase": "failed",
+        "exit_code": 1,
+        "cause": end_causes.EXIT,
+        "reason": "exited with code 1",
+    }
     return view(task, *tail, **{**known, **state})
 
 

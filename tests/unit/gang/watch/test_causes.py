@@ -15,20 +15,20 @@ from tests.unit.gang.watch.made_up_views import ended
 from train.gang import cause_names
 from train.gang.watch import causes
 from train.gang.watch.causes import Failure, why_not_again
-from train.host import ends
+from train.host import end_causes
 
 
 @pytest.mark.parametrize(
     ("failed", "again"),
     [
-        (ended(ends.EXIT, 143), True),
-        (ended(ends.EXIT, 1, "exited with code 1: UnavailableError: Socket closed"), True),
-        (ended(ends.EXIT, 1, "exited with code 1: ConnectionResetError: [Errno 104]"), True),
-        (ended(ends.EXIT, 1, "exited with code 1: ModuleNotFoundError: No module"), False),
-        (ended(ends.EXIT, 1, "exited with code 1: ValueError: shapes"), False),
-        (ended(ends.EXIT, 2), False),
-        (ended(ends.DOWNLOAD, 1, step=None), False),
-        (ended(ends.DOWNLOAD, 1, step=40), True),
+        (ended(end_causes.EXIT, 143), True),
+        (ended(end_causes.EXIT, 1, "exited with code 1: UnavailableError: Socket closed"), True),
+        (ended(end_causes.EXIT, 1, "exited with code 1: ConnectionResetError: [Errno 104]"), True),
+        (ended(end_causes.EXIT, 1, "exited with code 1: ModuleNotFoundError: No module"), False),
+        (ended(end_causes.EXIT, 1, "exited with code 1: ValueError: shapes"), False),
+        (ended(end_causes.EXIT, 2), False),
+        (ended(end_causes.DOWNLOAD, 1, step=None), False),
+        (ended(end_causes.DOWNLOAD, 1, step=40), True),
     ],
 )
 def test_worth_another_try(failed: Failure, again: bool) -> None:
@@ -41,7 +41,7 @@ def test_the_page_says_of_every_cause_whether_it_is_tried_again() -> None:
     page = (REPOSITORY / "docs/supervision.md").read_text()
     rows = re.findall(r"^\| (`.*`) \|.*\| (yes|no|if .*|no, unless .*) \|$", page, re.MULTILINE)
     tried = {cause: again for names, again in rows for cause in re.findall(r"\w+", names)}
-    not_failures = {ends.STOPPED, *cause_names.PLANNED}
+    not_failures = {end_causes.STOPPED, *cause_names.PLANNED}
     assert set(tried) == set(causes.CAUSES) == cause_names.CAUSES - not_failures
     for cause, again in tried.items():
         assert ended(cause).again is (again == "yes") or "if" in again or "unless" in again
@@ -50,11 +50,13 @@ def test_the_page_says_of_every_cause_whether_it_is_tried_again() -> None:
 
 def test_a_package_that_is_missing_is_named() -> None:
     reason = "exited with code 1: ModuleNotFoundError: No module named 'pandas.core'"
-    assert ended(ends.EXIT, 1, reason).remedy == (
+    assert ended(end_causes.EXIT, 1, reason).remedy == (
         "add pandas to requirements.txt next to the script and pass --requirements, or "
         "pass your own module with --include"
     )
-    assert ended(ends.EXIT, 1, "exited with code 1: KeyError").remedy.startswith("fix the script")
+    assert ended(end_causes.EXIT, 1, "exited with code 1: KeyError").remedy.startswith(
+        "fix the script"
+    )
 
 
 def test_the_scripts_own_package_is_found_on_the_control_node(tmp_path: Path) -> None:
@@ -65,7 +67,7 @@ def test_the_scripts_own_package_is_found_on_the_control_node(tmp_path: Path) ->
 
     def missing(name: str, script: str) -> str:
         reason = f"exited with code 1: ModuleNotFoundError: No module named '{name}'"
-        return Failure(ends.EXIT, "worker-1", 1, reason, None, script).remedy
+        return Failure(end_causes.EXIT, "worker-1", 1, reason, None, script).remedy
 
     by_module = "run it as part of its package: --script {} --module trainer.task"
     assert missing("trainer", str(script)) == by_module.format(tmp_path)
@@ -89,7 +91,7 @@ def test_the_scripts_own_package_is_found_on_the_control_node(tmp_path: Path) ->
     ],
 )
 def test_a_crash_is_not_a_signal_that_was_sent(number: int, words: str, again: bool) -> None:
-    failed = ended(ends.SIGNAL, -number)
+    failed = ended(end_causes.SIGNAL, -number)
     assert words in failed.remedy
     assert failed.again is again
 
@@ -107,7 +109,7 @@ def test_a_crash_is_not_a_signal_that_was_sent(number: int, words: str, again: b
     ],
 )
 def test_only_the_error_itself_decides_whether_it_passes(error: str, again: bool) -> None:
-    assert ended(ends.EXIT, 1, f"exited with code 1{error}").again is again
+    assert ended(end_causes.EXIT, 1, f"exited with code 1{error}").again is again
 
 
 def test_earlier_attempts_are_listed(tmp_path: Path) -> None:
@@ -130,19 +132,19 @@ def test_earlier_attempts_are_listed(tmp_path: Path) -> None:
 
 
 def test_the_same_step_twice_is_the_jobs_own_fault() -> None:
-    killed = ended(ends.MEMORY, -9)
+    killed = ended(end_causes.MEMORY, -9)
     assert why_not_again(killed, killed, 1, 3) == "it failed the same way twice at step 40"
-    assert why_not_again(killed, ended(ends.MEMORY, -9, step=20), 1, 3) == ""
-    failed = ended(ends.INTERNAL)
+    assert why_not_again(killed, ended(end_causes.MEMORY, -9, step=20), 1, 3) == ""
+    failed = ended(end_causes.INTERNAL)
     assert "the same way twice at step 40" in why_not_again(failed, failed, 1, 3)
-    crashed = ended(ends.SIGNAL, -11, step=None)
+    crashed = ended(end_causes.SIGNAL, -11, step=None)
     assert "the same way twice at the start" in why_not_again(crashed, crashed, 1, 3)
 
 
 def test_a_network_that_fails_twice_at_one_step_is_the_jobs_own_fault_if_all_hosts_answer() -> None:
     def failed(**rank: Any) -> Failure:
-        first = {"task": "worker-0", "phase": "failed", "cause": ends.EXIT}
-        second = {"task": "worker-1", "phase": "stopped", "cause": ends.STOPPED, **rank}
+        first = {"task": "worker-0", "phase": "failed", "cause": end_causes.EXIT}
+        second = {"task": "worker-1", "phase": "stopped", "cause": end_causes.STOPPED, **rank}
         result: Any = {"root_cause": "worker-0", "cause": cause_names.NETWORK, "step": 12}
         result["ranks"] = [{"reason": "", "exit_code": 1, **known} for known in (first, second)]
         return causes.failure_of(result)
@@ -153,10 +155,14 @@ def test_a_network_that_fails_twice_at_one_step_is_the_jobs_own_fault_if_all_hos
 
 
 def test_what_comes_from_outside_may_hit_the_same_step_twice() -> None:
-    for failed in (ended(ends.SIGNAL, -9), ended(cause_names.UNREACHABLE), ended(ends.EXIT, 143)):
+    for failed in (
+        ended(end_causes.SIGNAL, -9),
+        ended(cause_names.UNREACHABLE),
+        ended(end_causes.EXIT, 143),
+    ):
         assert why_not_again(failed, failed, 1, 3) == ""
 
 
 def test_the_limit_is_told() -> None:
-    told = why_not_again(ended(ends.SIGNAL, -9), None, 3, 3)
+    told = why_not_again(ended(end_causes.SIGNAL, -9), None, 3, 3)
     assert told == "it was restarted 3 times; the limit is 3 (train_job_max_restarts)"

@@ -20,7 +20,7 @@ from train.gang.watch.outcome import (
     stuck,
     who_lost_contact,
 )
-from train.host import ends
+from train.host import end_causes
 from train.host.progress_records import Progress
 
 
@@ -174,7 +174,7 @@ def test_metrics_of_a_result_are_those_of_the_last_whole_epoch() -> None:
 
 
 def test_a_outcome_says_how_long_the_others_waited_and_what_to_do() -> None:
-    killed: Any = {"cause": ends.MEMORY, "exit_code": -9, "reason": "was killed"}
+    killed: Any = {"cause": end_causes.MEMORY, "exit_code": -9, "reason": "was killed"}
     root_cause = fallen("worker-1", "its last word", ended_at=10.0, **killed)
     other = fallen("worker-0", "UnavailableError: Socket closed", ended_at=11.4)
     other.record = {"step": 40}
@@ -186,7 +186,7 @@ def test_a_outcome_says_how_long_the_others_waited_and_what_to_do() -> None:
         "its last lines:",
         "  its last word",
     ]
-    assert (outcome.cause, outcome.step) == (ends.MEMORY, 40)
+    assert (outcome.cause, outcome.step) == (end_causes.MEMORY, 40)
 
 
 def test_silent_hosts_are_told_apart() -> None:

@@ -7,7 +7,7 @@ import pytest
 from tests.unit.gang.watch.made_up_views import ended, fallen
 from train.gang.watch import script_faults
 from train.gang.watch.views import is_secondary
-from train.host import ends
+from train.host import end_causes
 
 #: A message for each fault, in order, and words from its remedy.
 FAULTS = [
@@ -60,7 +60,7 @@ def test_faults_of_scripts_are_known_by_their_messages(number: int) -> None:
     matching = [fault for fault in script_faults.FAULTS if fault.message.search(message)]
     assert matching[0] is script_faults.FAULTS[number], "each fault has its own row"
     for owner in ("", "in a child process: "):
-        failed = ended(ends.EXIT, 1, f"exited with code 1: {owner}{message}")
+        failed = ended(end_causes.EXIT, 1, f"exited with code 1: {owner}{message}")
         assert words in failed.remedy
         assert not failed.again
     # Otherwise, ranks that only lost this one would be blamed.

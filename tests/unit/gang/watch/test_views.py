@@ -11,7 +11,7 @@ from train.gang.watch.outcome import (
     failed_at,
 )
 from train.gang.watch.views import is_secondary
-from train.host import ends
+from train.host import end_causes
 from train.host.progress_records import Progress
 
 LOST = "E0000 00:00:1795281778.9 1 agent.cc:9] task /job:worker/task:0: Socket closed"
@@ -21,8 +21,8 @@ LOST = "E0000 00:00:1795281778.9 1 agent.cc:9] task /job:worker/task:0: Socket c
     ("line", "state", "secondary"),
     [
         # A rank that hung inside TensorFlow waited for another one.
-        ("", {"cause": ends.HUNG, "exit_code": -6, "stuck_in_framework": True}, True),
-        ("", {"cause": ends.HUNG, "exit_code": -6, "stuck_in_framework": False}, False),
+        ("", {"cause": end_causes.HUNG, "exit_code": -6, "stuck_in_framework": True}, True),
+        ("", {"cause": end_causes.HUNG, "exit_code": -6, "stuck_in_framework": False}, False),
         ("ends with another rank, asked to end", {"exit_code": 143}, True),
         ("asked to end", {"exit_code": 143}, False),
     ],
@@ -169,13 +169,13 @@ def test_the_last_lines_are_those_of_the_error() -> None:
 
 
 def test_the_last_lines_of_a_rank_that_was_killed_are_two() -> None:
-    killed: Any = {"exit_code": -9, "cause": ends.SIGNAL, "reason": "was killed"}
+    killed: Any = {"exit_code": -9, "cause": end_causes.SIGNAL, "reason": "was killed"}
     begin = "".join(f"line {number}\n" for number in range(30))
     assert last_lines(begin + BAR, **killed) == ["line 29", "30/30 - loss: 0.0333"]
 
 
 def test_the_last_lines_of_a_crash_are_its_stack() -> None:
-    crashed: Any = {"exit_code": -11, "cause": ends.SIGNAL, "reason": "was killed"}
+    crashed: Any = {"exit_code": -11, "cause": end_causes.SIGNAL, "reason": "was killed"}
     stack = [
         "Fatal Python error: Segmentation fault",
         "Current thread 0x00 (most recent call first):",
