@@ -48,18 +48,18 @@ def test_an_evaluator_is_waited_for_while_it_is_at_work(
     gang: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An evaluator without records is at work if it prints a new line or uses its processors."""
-    monkeypatch.setattr(verdict, "QUIET", 0.5)
+    monkeypatch.setattr(verdict, "QUIET", 1.0)
     prints = [{**RUNNING, "log": f"{word} ckpt-3\n"} for word in "abcdefghij" for _ in range(4)]
     again = [{**RUNNING, "log": f"waits since {n} s\n"} for n in range(1000)]
     computes = [{**RUNNING, "load": {"t": n / 10, "cpu_s": n / 10}} for n in range(1000)]
     for told in (prints, again, computes, [RUNNING]):
         hosts = Hosts(chief_0=[done()], evaluator_0=[*told, RUNNING])
-        watched = gang(hosts, non_training_exit_timeout=2.0)
+        watched = gang(hosts, non_training_exit_timeout=3.0)
         outcome = watched.follow()
         assert outcome.state == "completed"
         if told is computes:
             (doubt,) = outcome.doubts
-            assert doubt.startswith("evaluator-0 on host-of-evaluator-0 did not end within 2 s")
+            assert doubt.startswith("evaluator-0 on host-of-evaluator-0 did not end within 3 s")
             assert "train_job_non_training_exit_timeout" in doubt
         else:
             assert (outcome.message, outcome.doubts) == (COMPLETED, [])
