@@ -109,9 +109,9 @@ def undisturbed(testbed: Testbed, tmp_path_factory: pytest.TempPathFactory) -> s
     folder = tmp_path_factory.mktemp("undisturbed")
     inventory = testbed.write_inventory({"worker": testbed.hosts[:2]}, path=folder / "inventory")
     lab = Lab(inventory, folder / "runs")
-    run = lab.run("--job", "undisturbed", **JOB)
+    run = lab.run("--job", "calm-faults", **JOB)
     assert run.code == 0, run.result
-    return weights(lab, "undisturbed")
+    return weights(lab, "calm-faults")
 
 
 Following = Command | PlaybookCommand

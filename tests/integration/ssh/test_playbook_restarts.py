@@ -31,9 +31,9 @@ HOSTS = {"killed": ["w0", "w1"], "spare": ["w0", "s0"], "fewer": ["w0"]}
 def undisturbed(testbed: Testbed, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return the hash of the weights of an undisturbed job."""
     lab = a_lab(testbed, tmp_path_factory.mktemp("undisturbed"), "killed")
-    run = lab.run("--job", "undisturbed", **JOB)
+    run = lab.run("--job", "calm-restarts", **JOB)
     assert run.code == 0, run.result
-    return weights(lab, "undisturbed")
+    return weights(lab, "calm-restarts")
 
 
 def weights(lab: Lab, job: str) -> str:
