@@ -310,7 +310,7 @@ class Asking:
             time.sleep(pause)
 
     def ask_now(self, timeout: float) -> Optional[float]:
-        """Return the seconds until this host is reclaimed; None if there is no notice in time."""
+        """Return the seconds until this host is reclaimed; None without a timely notice."""
         if self.last.seconds is None and self.source:
             self.last = ask_once(self._setting, timeout) or self.last
         return self.last.seconds
