@@ -12,15 +12,17 @@ import contextlib
 import copy
 import multiprocessing
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ansible import constants
 from ansible._internal._datatag._tags import Origin
+from ansible._internal._templating import _engine, _jinja_bits
 from ansible.errors import AnsibleError
 from ansible.executor.task_executor import TaskExecutor
+from ansible.parsing.dataloader import DataLoader
 from ansible.parsing.plugin_docs import read_docstring
 from ansible.plugins.loader import connection_loader
 from ansible.template import Templar, trust_as_template
@@ -52,6 +54,39 @@ def use_connection_plugins(folder: Path) -> None:
     loaded = sys.modules.get(_SSH)
     if loaded and Path(str(loaded.__file__)).parent != folder:
         del sys.modules[_SSH]
+
+
+def compile_templates(texts: Iterable[str]) -> None:
+    """Compile templates once, in this process, for itself and all processes that it forks.
+
+    Ansible compiles a template, and each one in the variables that it mentions, whenever it is
+    rendered: for each task and each host, in a separate process.
+
+    ``texts`` must not depend on anything but variables: Jinja computes filters of constants while
+    it compiles.
+    """
+    environment: Any = _jinja_bits.AnsibleEnvironment
+    compile_any = environment.compile
+    compiled: dict[tuple[str, bool], Any] = {}
+
+    def compile_once(self: Any, source: Any, *args: Any, **given: Any) -> Any:
+        context = _jinja_bits._TemplateCompileContext.current(optional=True)
+        # The settings of an overlay may change the syntax.
+        if args or given or context is None or self.overlayed or not isinstance(source, str):
+            return compile_any(self, source, *args, **given)
+        key = str(source), bool(context.escape_backslashes)
+        if key in compiled:
+            return compiled[key]
+        code = compile_any(self, source)
+        if key[0] in known:
+            compiled[key] = code
+        return code
+
+    known = set(texts)
+    environment.compile = compile_once
+    engine = Templar(loader=DataLoader())._engine
+    for text in known:
+        engine._compile_template(trust_as_template(text), _engine.TemplateOptions.DEFAULT)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,14 @@ from ansible.plugins.loader import filter_loader, test_loader
 from ansible.template import Templar
 from ansible.utils.display import Display
 
-from train.gang import REPOSITORY, ansible_core, launcher, login_failures, reports
+from train.gang import (
+    REPOSITORY,
+    ansible_core,
+    launcher,
+    login_failures,
+    reports,
+    role_templates,
+)
 from train.gang.errors import UnreachableError, UserError
 from train.gang.variables import job_variables, script_environment
 from train.host import processes
@@ -102,6 +109,7 @@ def preload() -> None:
     filter_loader.get("default")  # the first call loads all of them
     test_loader.get("match")
     launcher.archive()
+    ansible_core.compile_templates(role_templates.of_each_host())
 
 
 # Ansible's main process imports this module before the role's first task, and its workers are forks

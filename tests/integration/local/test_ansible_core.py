@@ -87,6 +87,22 @@ def test_the_plugin_ssh_is_used(python: str) -> None:
     assert Path(found.stdout.strip()) == REPOSITORY / "plugins/connection/ssh.py"
 
 
+def test_templates_of_each_host_are_compiled_once(python: str) -> None:
+    program = (
+        "import train.gang.connections\n"
+        "from ansible._internal._templating._jinja_bits import AnsibleEnvironment\n"
+        "import jinja2\n"
+        "def compile_again(*args, **given): raise AssertionError(args)\n"
+        "jinja2.Environment.compile = compile_again\n"
+        "from ansible.parsing.dataloader import DataLoader\n"
+        "from ansible.template import Templar, trust_as_template\n"
+        "templar = Templar(DataLoader(), {'ansible_host': 'node-1'})\n"
+        "text = '{{ ansible_host | default(inventory_hostname) }}'\n"
+        "print(templar.template(trust_as_template(text)))"
+    )
+    assert run(python, "-c", program, cwd=REPOSITORY).stdout == "node-1\n"
+
+
 SCRIPT = """
 import json, os
 names = ("BOTH", "ALL", "HOST", "VERSION", "FILE", "LAST")

@@ -4,6 +4,8 @@ versions: tests/integration/local/test_ansible_core.py.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -95,3 +97,43 @@ def test_an_added_host_renders_its_templates_when_they_are_used() -> None:
     assert [*made] == ["x", "z"]
     templar = Templar(loader=DataLoader(), variables={"y": 7})
     assert (templar.template(made["x"]), templar.template(made["z"])) == (7, "{{ y }}")
+
+
+COUNTING = """
+from ansible._internal._templating._jinja_bits import AnsibleEnvironment
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar, trust_as_template
+from train.gang import ansible_core
+
+compiled, compile_any = [], AnsibleEnvironment.compile
+def count(self, source, *args, **given):
+    compiled.append(source)
+    return compile_any(self, source, *args, **given)
+AnsibleEnvironment.compile = count
+
+KNOWN, OTHER = "{{ place | upper }}/jobs", "{{ place }}/other"
+WITH_ESCAPES = r"{{ place | regex_replace('/(s)', '-\\1') }}"
+ansible_core.compile_templates([KNOWN, WITH_ESCAPES])
+before = list(compiled)
+for place in ("/srv", "/scratch"):
+    templar = Templar(loader=DataLoader(), variables={"place": place})
+    for text in (KNOWN, OTHER, WITH_ESCAPES):
+        print(templar.template(trust_as_template(text)))
+assert sorted(before) == sorted([KNOWN, WITH_ESCAPES]), before
+assert compiled[len(before):] == [OTHER, OTHER], compiled
+"""
+
+
+def test_templates_are_compiled_once() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", COUNTING],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == [
+        *("/SRV/jobs", "/srv/other", "-srv"),
+        *("/SCRATCH/jobs", "/scratch/other", "-scratch"),
+    ], done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
