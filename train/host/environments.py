@@ -11,7 +11,6 @@ import fcntl
 import glob
 import os
 import re
-import shutil
 from collections.abc import Collection
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
@@ -147,6 +146,8 @@ def remove_unused(pythons: Collection[str], in_use: Collection[str]) -> None:
         in_use: the interpreters of remaining jobs. Environments that a process of this machine uses
             are kept as well.
     """
+    import shutil  # slow to import
+
     for python in sorted(set(pythons) - set(in_use)):
         link = folder_of(python)
         root, name = os.path.split(link)

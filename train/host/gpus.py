@@ -6,7 +6,6 @@ import contextlib
 import glob
 import os
 import re
-import shutil
 import subprocess
 import time
 from typing import Collection, Dict, Iterable, List, Optional, Tuple, TypedDict
@@ -51,7 +50,11 @@ def nvidia_smi() -> Optional[str]:
     """Return the path of nvidia-smi; None if it is missing or no NVIDIA driver is loaded."""
     nodes = device_nodes()
     is_loaded = nodes or os.path.exists(os.path.join(PROC, "version"))
-    return shutil.which("nvidia-smi") if is_loaded else None
+    if not is_loaded:
+        return None
+    import shutil  # slow to import
+
+    return shutil.which("nvidia-smi")
 
 
 def list_gpus() -> List[host_facts.Gpu]:

@@ -11,7 +11,6 @@ import json
 import re
 import threading
 import time
-from datetime import datetime, timezone
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional
 
 from . import plain_text, processes
@@ -130,6 +129,8 @@ def _until(when: Any, form: str, usual: float, longest: float = 0.0) -> float:
 
     Return ``usual`` if the time is past or later than expected, because a clock may be wrong.
     """
+    from datetime import datetime, timezone  # slow to import
+
     try:
         at = datetime.strptime(when, form).replace(tzinfo=timezone.utc).timestamp()
     except (TypeError, ValueError, OverflowError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 import time
@@ -108,7 +107,8 @@ def check_space(root: str, min_free_mb: int) -> List[str]:
     parent = existing(root)
     if not os.access(parent, os.W_OK | os.X_OK):
         return [f"{parent} is not writable: choose another train_job_root"]
-    free_mb = shutil.disk_usage(parent).free // 2**20
+    disk = os.statvfs(parent)
+    free_mb = disk.f_bavail * disk.f_frsize // 2**20
     if free_mb < min_free_mb:
         return [
             f"{parent} has {free_mb} MiB free, but at least {min_free_mb} MiB are "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
-import shutil
 import signal
 import sys
 import time
@@ -163,6 +162,8 @@ def put_back(rank_dir: str, attempt: int) -> None:
     folders = os.path.join(rank_dir, rank_files.ATTEMPTS_DIR)
     earlier = [int(name) for name in processes.numbers(folders) if int(name) < attempt]
     if not earlier:
+        import shutil  # slow to import
+
         shutil.rmtree(rank_dir, ignore_errors=True)
         return
     folder = os.path.join(folders, str(max(earlier)))

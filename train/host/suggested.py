@@ -8,7 +8,6 @@ Hosts are not trusted, so a marker is only a name with fields, each of which is 
 from __future__ import annotations
 
 import re
-import urllib.parse
 from typing import Dict, Mapping, NamedTuple
 
 from . import records
@@ -80,14 +79,18 @@ MARKER = re.compile(r"<suggest (?P<name>[a-z-]+)(?P<fields>(?: [a-z]+=[^ <>]*)*)
 def suggest(name: str, **fields: object) -> str:
     """Return the marker for a command. Raise ValueError if its name or a field is invalid."""
     check(name, {field: str(value) for field, value in fields.items()})
-    words = [f"{field}={urllib.parse.quote(str(v), safe='')}" for field, v in fields.items()]
+    from urllib.parse import quote  # slow to import
+
+    words = [f"{field}={quote(str(v), safe='')}" for field, v in fields.items()]
     return "<%s>" % " ".join(["suggest", name, *words])
 
 
 def fields_of(marker: "re.Match[str]") -> Dict[str, str]:
     """Return the fields of a marker by name, decoded but not checked."""
+    from urllib.parse import unquote  # slow to import
+
     pairs = (word.partition("=") for word in marker["fields"].split())
-    return {field: urllib.parse.unquote(value) for field, _, value in pairs}
+    return {field: unquote(value) for field, _, value in pairs}
 
 
 def check(name: str, fields: Mapping[str, str]) -> None:

@@ -10,11 +10,8 @@ import glob
 import json
 import mmap
 import os
-import platform
 import re
-import shutil
 import subprocess
-import tempfile
 from typing import Any, Dict, List, Mapping, Set, Tuple
 
 #: Time limit in seconds of an interpreter, and maximum number of others to try.
@@ -63,6 +60,8 @@ def examine(request: Mapping[str, Any]) -> Dict[str, Any]:
             ``supported``, the oldest and newest suitable version; ``root``, the folder of the
             environments; ``environment``, the name of the link to the environment in use.
     """
+    import platform  # slow to import
+
     facts: Dict[str, Any] = {
         "machine": platform.machine(),
         "has_avx": has_avx(_read("/proc/cpuinfo")),
@@ -123,6 +122,8 @@ def system(release: str) -> Dict[str, Any]:
 
 def interpreter(command: str, supported: List[str]) -> Dict[str, Any]:
     """Return the properties of an interpreter; if it is unsuitable, also suitable ``others``."""
+    import shutil  # slow to import
+
     path = shutil.which(os.path.expanduser(command)) or ""
     found = _probe(path) if path else {"error": "no such program: %s" % command}
     facts: Dict[str, Any] = {
@@ -179,6 +180,8 @@ def _fits(found: Mapping[str, Any], supported: List[str]) -> bool:
 
 def _others(supported: List[str]) -> List[Dict[str, str]]:
     """Return suitable interpreters of this host, newest first: ``path`` and ``version``."""
+    import shutil  # slow to import
+
     oldest, newest = (_numbers(version) for version in supported)
     names = ["python3.%d" % minor for minor in range(newest[1], oldest[1] - 1, -1)]
     found: List[Dict[str, str]] = []
@@ -241,6 +244,8 @@ def try_file(parent: str) -> Tuple[bool, str]:
     The test file has no name and takes no space. If it cannot be created, mapping is assumed to
     work.
     """
+    import tempfile  # slow to import
+
     is_mapped = True
     try:
         with tempfile.TemporaryFile(dir=parent) as stream:
