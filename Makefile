@@ -16,7 +16,7 @@ unexport PYTHONUNBUFFERED
 help:
 	@echo "make train      set up TensorFlow and train on inventory/local (ARGS='...' for python -m train run)"
 	@echo "make setup      set up TensorFlow only (INVENTORY=... for another inventory, SETUP_ARGS='...' for ansible-playbook)"
-	@echo "make unit       run the unit tests: two minutes, no TensorFlow, no Docker engine"
+	@echo "make unit       run the unit tests: one minute, no TensorFlow, no Docker engine"
 	@echo "make test       run the unit tests and the tests of jobs on this machine"
 	@echo "make hosts      run the tests with hosts in containers: SSH, Slurm, the set-up roles, Molecule; needs a Docker engine"
 	@echo "make soak       run the tests that take too long for every change: two hours, before a release"
@@ -55,10 +55,13 @@ setup: .venv/control.stamp
 train: setup
 	$(BIN)/python -m train run -i $(INVENTORY) $(ARGS)
 
-WORKERS ?= 3
+# Unit tests are often waiting, so there are more processes than cores.
+UNIT_WORKERS ?= 6
 
 unit: .venv/dev.stamp
-	$(BIN)/python -m pytest -n $(WORKERS) tests/unit $(ARGS)
+	$(BIN)/python -m pytest -n $(UNIT_WORKERS) --dist worksteal tests/unit $(ARGS)
+
+WORKERS ?= 3
 
 # Hosts of pytest and Molecule run in Docker. Without an engine, pytest reports the skipped tests; in CI, it fails.
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
