@@ -1,4 +1,4 @@
-"""Derives progress records from the output of Keras 2 (tf-keras) and 3.
+"""Derives progress records from the output of Keras 2 (tf-keras) and 3, and from bars of tqdm.
 
 ``fit``, ``evaluate`` and ``predict`` print, as far as it matters here:
 
@@ -20,7 +20,7 @@ import math
 import re
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
-from . import log_shapes
+from . import log_shapes, loop_bars
 from .gpus import device_nodes
 from .log_shapes import CONTROLS, ESCAPES
 from .progress_records import Progress
@@ -139,6 +139,7 @@ class ConsoleParser:
         self._fit: Optional[_Bar] = None
         self._other: Optional[_Bar] = None
         self._full: Optional[_Bar] = None  # done, if a newline is next
+        self._loops = loop_bars.LoopBars()
 
     def feed(self, data: bytes) -> List[Progress]:
         """Add the next bytes of the log, split anywhere; return the records that they complete."""
@@ -168,7 +169,7 @@ class ConsoleParser:
             self._begin_epoch(int(epoch.group("epoch")), int(epoch.group("epochs")))
             return self._record("training")
         self._download_line = self._download_line or line.startswith("Downloading data from ")
-        return None
+        return self._loops.line(line) if not self._epochs else None
 
     def _begin_epoch(self, epoch: int, epochs: int) -> None:
         """Begin an epoch; the first one begins a new call of ``fit``."""

@@ -69,7 +69,7 @@ class Pace:
         phase, epoch = self._phase(), self._record.get("epoch")
         if phase != _TRAINING:
             return phase
-        if epoch is None and "steps" not in self._record:
+        if epoch is None and "steps" not in self._record and "source" not in self._record:
             return _TRAINING  # a script that reports only steps
         place = _place(self._record)
         if place is None:

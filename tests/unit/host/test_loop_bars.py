@@ -1,0 +1,145 @@
+"""Bars of tqdm 4.70 and Lightning 2.6 as progress records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from train.host import pace
+from train.host.console import ConsoleParser
+from train.host.loop_bars import LoopBars
+
+Record = dict[str, Any]
+TRAINING = {"source": "console", "phase": "training"}
+
+
+def bar(label: str, done: int, total: int, fields: str = "", speed: str = "3.91it/s") -> str:
+    percent, width = 100 * done // total, 10 * done // total
+    drawn = "█" * width + " " * (10 - width)
+    return f"{label}{percent:3}%|{drawn}| {done}/{total} [00:01<00:02, {speed}{fields}]"
+
+
+def parse(*lines: str) -> list[Record | None]:
+    bars = LoopBars()
+    return [bars.line(line) for line in lines]  # type: ignore[misc]
+
+
+def test_bars_with_their_number_of_epochs() -> None:
+    found = parse(
+        bar("Epoch 1/3: ", 4, 10, ", loss=0.52, acc=0.81"),
+        bar("Epoch 3/3: ", 10, 10, ", loss=0.11, acc=0.97"),
+    )
+    assert found == [
+        {
+            **TRAINING,
+            **{"epoch": 1, "epochs": 3, "step": 4, "steps": 30, "steps_per_s": 3.91},
+            **{"loss": 0.52, "metrics": {"acc": 0.81}},
+        },
+        {
+            **TRAINING,
+            **{"epoch": 3, "epochs": 3, "step": 30, "steps": 30, "steps_per_s": 3.91},
+            **{"loss": 0.11, "metrics": {"acc": 0.97}},
+        },
+    ]
+
+
+def test_lightning_counts_epochs_from_0() -> None:
+    fields = ", v_num=0, train_loss=0.31, val_loss=0.42"
+    _, found = parse(bar("Epoch 0: ", 40, 40), bar("Epoch 1: ", 10, 40, fields))
+    assert found == {
+        **TRAINING,
+        **{"epoch": 2, "step": 50, "steps_per_s": 3.91},
+        **{"loss": 0.31, "metrics": {"val_loss": 0.42}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("label", "epoch", "epochs"),
+    [
+        ("Epoch 0/2: ", 1, 2),
+        ("epoch: 2/5 ", 2, 5),
+        ("Epoch [4 / 5]: ", 4, 5),
+        ("Training epoch 1: ", 1, None),
+        ("Epoch 7: ", 8, None),
+    ],
+)
+def test_ways_to_write_an_epoch(label: str, epoch: int, epochs: int | None) -> None:
+    (found,) = parse(bar(label, 1, 10))
+    assert found is not None
+    assert (found["epoch"], found.get("epochs")) == (epoch, epochs)
+
+
+def test_steps_of_bars_without_epochs_are_added_up() -> None:
+    lines = [bar("train: ", done, 4) for _ in range(2) for done in (0, 2, 4, 4)]
+    found = parse(*lines)
+    assert [record["step"] for record in found if record] == [0, 2, 4, 4, 4, 6, 8, 8]
+    assert not [record for record in found if record and "epoch" in record]
+
+
+def test_a_bar_with_a_loss_is_training() -> None:
+    (found,) = parse(bar("", 3, 4, ", loss=nan"))
+    assert found is not None
+    assert found["step"] == 3
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        bar("", 3, 4),
+        bar("Loading: ", 3, 4),
+        bar("Downloading data: ", 300, 400, speed="345B/s"),
+        "train.zip:  45%|####      | 1.2M/2.5M [00:01<00:02, 345kB/s]",
+        bar("Sanity Checking DataLoader 0: ", 1, 2),
+        bar("Validation DataLoader 0: ", 1, 2, ", val_loss=0.3"),
+        bar("Epoch 3 [val]: ", 1, 2, ", loss=0.3"),
+        bar("Predicting DataLoader 0: ", 1, 2),
+        "Epoch 3: 4it [00:01, 3.9it/s]",
+        "Epoch 3:  40%|####",
+    ],
+)
+def test_other_bars_do_not_count(line: str) -> None:
+    assert parse(line) == [None]
+
+
+@pytest.mark.parametrize(
+    ("speed", "steps_per_s"),
+    [
+        ("3.91it/s", 3.91),
+        ("2.50s/it", 0.4),
+        ("12.0batch/s", 12.0),
+        ("?it/s", None),
+        ("0s/it", None),
+    ],
+)
+def test_the_speed(speed: str, steps_per_s: float | None) -> None:
+    (found,) = parse(bar("train: ", 1, 4, speed=speed))
+    assert found is not None
+    assert found.get("steps_per_s") == steps_per_s
+
+
+def test_a_log_of_bars_that_are_drawn_over_each_other() -> None:
+    first, second = bar("Epoch 0: ", 1, 4), bar("Epoch 0: ", 2, 4, ", train_loss=0.5")
+    log = f"\n\r{first}\x1b[A\r{second}\n".encode()
+    parser = ConsoleParser()
+    found = [record for byte in log for record in parser.feed(bytes([byte]))]
+    assert [record["step"] for record in found] == [1, 2]
+    assert found[-1]["loss"] == 0.5
+
+
+def test_a_bar_within_a_fit_of_keras_does_not_count() -> None:
+    log = f"Epoch 1/2\n3/12 - 1s - loss: 0.5000\n{bar('train: ', 1, 4)}\n"
+    found = ConsoleParser().feed(log.encode())
+    assert [record["epochs"] for record in found] == [2, 2]
+
+
+def test_a_rank_does_not_hang_after_a_bar() -> None:
+    """It may validate or save for a long time, without any output."""
+    bars, seen = LoopBars(), pace.Pace(factor=10, least=1)
+    lines = [bar("Epoch 0: ", done, 40) for done in range(20)]
+    lines += [bar("training: ", done, 40) for done in range(20)]
+    for now, line in enumerate(lines):
+        record = bars.line(line)
+        assert record is not None
+        seen.feed([record], float(now))
+    assert seen.overdue(10_000.0) == ""
