@@ -23,6 +23,7 @@ from statistics import median
 
 from bench import ranks
 from bench.jobs import doctor, faults, prediction, setup, stops
+from bench.scale import scale
 from bench.worker import allocator, exchange, memory, pinned, throughput
 from tests.support.lab import REPOSITORY, environment
 from train.gang import suggestions
@@ -159,10 +160,10 @@ def watched_and_not(folder: Path, count: int) -> list[tuple[float, float]]:
 
 _ALL = (
     *(start, rate, watch, throughput, exchange, pinned, allocator, memory, setup, doctor),
-    *(prediction, faults, stops),
+    *(prediction, faults, stops, scale),
 )
-#: Measurements that take long and need the right to change the network.
-_NOT_BY_DEFAULT = {"exchange", "prediction"}
+#: Measurements that take long, need the right to change the network, or overload a small machine.
+_NOT_BY_DEFAULT = {"exchange", "prediction", "scale"}
 MEASUREMENTS = {measurement.__name__: measurement for measurement in _ALL}
 
 

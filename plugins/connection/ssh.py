@@ -1,9 +1,10 @@
 """Ansible's ``ssh`` plugin, with logins shared by the inventory hosts of a machine.
 
 It replaces ``ansible.builtin.ssh`` under its short name and has the same options. It adds the
-following, see train/gang/logins.py. Only one process at a time logs in to a machine. A login serves
-up to eight commands at once. If sshd refuses a login because there are too many at once, it is
-tried again. Failed transfer methods do not cause a warning for each host.
+following, see train/gang/logins.py. Only one process at a time logs in to a machine, and only a
+limited number of logins begin at once. A login serves up to eight commands at once. If sshd refuses
+a login because there are too many at once, it is tried again. Failed transfer methods do not cause
+a warning for each host.
 """
 
 from __future__ import annotations
@@ -139,11 +140,14 @@ class Connection(_Core):  # type: ignore[misc]
         if path == "none" or not (persists and is_shared):
             return None
         place = [path, self.host, options.get("port", ""), options.get("user", "")]
-        folder = Path(unfrackpath(self.get_option("control_path_dir")), "logins")
         try:
-            return logins.Logins(folder, " ".join(map(str, place)))
+            return logins.Logins(self._locks(), " ".join(map(str, place)))
         except OSError:
             return None
+
+    def _locks(self) -> Path:
+        """Return the folder of the locks for logins."""
+        return Path(unfrackpath(self.get_option("control_path_dir")), "logins")
 
     def _log_in(self, shared: logins.Logins) -> None:
         """Log in if necessary. Raise AnsibleConnectionFailure if the login is refused."""
@@ -151,7 +155,8 @@ class Connection(_Core):  # type: ignore[misc]
             return
         wait = _WAIT * float(self.get_option("timeout"))
         try:
-            error = shared.log_in(self._exists, self._connect_login, wait)
+            with logins.turn(self._locks(), self.host):
+                error = shared.log_in(self._exists, self._connect_login, wait)
         except OSError:  # cannot be locked: the command logs in itself
             return
         if error:

@@ -17,7 +17,7 @@ from typing import Any
 
 from ansible.errors import AnsibleError
 
-from train.gang import login_failures
+from train.gang import login_failures, logins
 from train.gang.connections import Returned, say
 from train.gang.login_failures import LoginFailure
 from train.host import processes
@@ -46,7 +46,10 @@ def failure_of(action: Any, host: str) -> LoginFailure | None:
     mark = f"login-{secrets.token_hex(8)}"
     host_vars = variables_of(connection)
     limit = max(_LIMIT_S, float(_option(connection, "timeout") or 0) + _MARGIN_S)
-    with _limited(limit, lambda: say(login_failures.waiting([host]))) as expired:
+    with (
+        _turn(connection, host),
+        _limited(limit, lambda: say(login_failures.waiting([host]))) as expired,
+    ):
         try:
             done = action._low_level_execute_command(f"echo {mark}", sudoable=become, in_data=b"\n")
             if mark in str(done["stdout"]):
@@ -59,6 +62,14 @@ def failure_of(action: Any, host: str) -> LoginFailure | None:
     if not text.strip():
         return login_failures.failure("no-commands", host_vars)
     return explain(text, connection)
+
+
+def _turn(connection: Any, host: str) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which this login may begin, see ``logins.turn``."""
+    folder = _option(connection, "control_path_dir")
+    if not folder:  # not a connection of ssh
+        return contextlib.nullcontext()
+    return logins.turn(Path(folder).expanduser() / "logins", host)
 
 
 def explain(text: str, connection: Any) -> LoginFailure:

@@ -14,9 +14,11 @@ import itertools
 import os
 import random
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 #: Maximum number of commands that share a login. sshd's default limit is 10.
 SESSIONS = 8
@@ -27,6 +29,12 @@ _LOCK_POLL = 0.02
 _NOTE_SIZE = 1 << 16
 #: Seconds between two attempts to log in, from the shortest to the longest.
 _PAUSES = (0.2, 2.0)
+
+#: Logins that may begin at the same time for each core of this machine, and the longest time in
+#: seconds that each of them counts.
+_AT_ONCE, _TURN_S = 8, 5.0
+#: Whether this thread has a turn.
+_turns = threading.local()
 
 #: Messages from ssh that the host's or a jump host's sshd closed the connection before the login.
 _REFUSED = re.compile(
@@ -84,6 +92,54 @@ def pauses(
             return
         yield pause
         shortest = min(shortest * 1.5, longest)
+
+
+@contextlib.contextmanager
+def turn(folder: Path, name: str, places: int = 0) -> Iterator[None]:
+    """Wait until a login may begin, and run the block.
+
+    A login needs processor time on this machine. If hundreds of them begin at once, they all take
+    longer than their time limit. A login that has hung for _TURN_S seconds does not count anymore.
+    A thread that already has a turn keeps it.
+
+    Args:
+        folder: for lock files. It is created.
+        name: of the host. If all places are taken, it selects the one to wait for.
+        places: the number of logins that may begin at once; 0 for a number that fits this machine.
+    """
+    if getattr(_turns, "has_one", False):
+        yield
+        return
+    count = places or _AT_ONCE * (os.cpu_count() or 1)
+    first = int.from_bytes(hashlib.sha256(name.encode()).digest(), "big") % count
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):  # without locks, all begin at once
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            stream = held.enter_context(_place(folder, first, count))
+            timer = threading.Timer(_TURN_S, stream.close)
+            timer.daemon = True
+            timer.start()
+            held.callback(timer.cancel)
+        _turns.has_one = True
+        try:
+            yield
+        finally:
+            _turns.has_one = False
+
+
+def _place(folder: Path, first: int, count: int) -> IO[str]:
+    """Return the locked file of a free place, or wait for place ``first``."""
+    for number in range(count):
+        stream = (folder / f"turn-{(first + number) % count}").open("a")
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            stream.close()
+        else:
+            return stream
+    stream = (folder / f"turn-{first}").open("a")
+    fcntl.flock(stream, fcntl.LOCK_EX)
+    return stream
 
 
 class Logins:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from train.gang import logins
 from train.gang.logins import SESSIONS, Logins, is_worth_another_try, pauses, without_notes
 
 BANNER = "Unauthorized access is not allowed, sessions expire after 8 h\n"
@@ -172,3 +173,49 @@ def test_a_login_of_another_process_that_hangs_is_not_waited_for_without_end(
     done.set()
     other.join(10)
     assert error == ""
+
+
+def test_logins_wait_for_their_turn(tmp_path: Path) -> None:
+    folder, now, most = tmp_path / "logins", 0, 0
+    counting = threading.Lock()
+
+    def log_in(number: int) -> None:
+        nonlocal now, most
+        with logins.turn(folder, f"node-{number}", places=3):
+            with counting:
+                now += 1
+                most = max(most, now)
+            time.sleep(0.02)
+            with counting:
+                now -= 1
+
+    with ThreadPoolExecutor(30) as pool:
+        list(pool.map(log_in, range(30)))
+    assert most <= 3
+
+
+def test_a_login_that_hangs_loses_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logins, "_TURN_S", 0.1)
+    order: list[str] = []
+
+    def log_in() -> None:
+        with logins.turn(tmp_path, "node-2", places=1):
+            order.append("node-2")
+
+    with ThreadPoolExecutor() as pool, logins.turn(tmp_path, "hangs", places=1):
+        pool.submit(log_in).result(timeout=30)
+        order.append("hangs")
+    assert order == ["node-2", "hangs"]
+
+
+def test_a_turn_is_not_taken_twice(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with logins.turn(tmp_path, "node-1", places=1), logins.turn(tmp_path, "node-1", places=1):
+        assert time.monotonic() - began < logins._TURN_S
+
+
+def test_without_a_folder_for_locks_all_logins_begin_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with logins.turn(file / "logins", "node-1", places=1):
+        assert not (file / "logins").exists()
