@@ -251,6 +251,16 @@ def end_with_ansible() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
+def allow_many_connections() -> None:
+    """Let this process open as many files as the system allows it.
+
+    A connection to a host that is asked repeatedly takes about nine. The usual limit, 1024, is for
+    programs that cannot handle more; the system allows more to those that ask for it.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 @functools.cache
 def _scalars(path: str) -> dict[tuple[int, int], str]:
     """Return the scalars of a YAML file by line and column; empty if it cannot be read."""

@@ -120,6 +120,7 @@ def _machines(play: connections.Play) -> list[_Machine]:
 
 def follow(play: connections.Play, args: Args) -> Mapping[str, object]:
     """Write the overview of all hosts into ``folder``, until the playbook is interrupted."""
+    connections.allow_many_connections()
     folder = Path(args["folder"])
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder: it must exist, readable only by its owner")

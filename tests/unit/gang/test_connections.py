@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import base64
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from train.gang import connections
+from train.gang import REPOSITORY, connections
 from train.gang.connections import Play
 
 
@@ -54,3 +56,22 @@ def test_more_than_was_said_fills_no_disk(monkeypatch: pytest.MonkeyPatch, tmp_p
     connections.fetch(action, "/there", archive, 1 << 30)
     assert max(reached) <= 64 << 20
     assert archive.read_bytes() == b"0123456789"
+
+
+def test_a_process_with_many_connections_may_open_as_many_files_as_allowed() -> None:
+    program = (
+        "import resource\n"
+        "from train.gang import connections\n"
+        "_, most = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, most))\n"
+        "connections.allow_many_connections()\n"
+        "print(resource.getrlimit(resource.RLIMIT_NOFILE) == (most, most))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "True\n", done.stderr

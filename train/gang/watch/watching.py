@@ -47,6 +47,7 @@ PROBE_TIMEOUT = 3.0
 
 def follow_gang(play: connections.Play, args: Args) -> dict[str, object]:
     """Follow all ranks until the gang has ended, and keep the outcome for ``report``."""
+    connections.allow_many_connections()
     run_dir = Path(args["run_dir"]).expanduser()
     gang = _gang(play, args, connections.say)
     manifest = run_folders.read_manifest(run_dir.name, run_dir.parent)
