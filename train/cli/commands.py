@@ -168,8 +168,8 @@ def watch(job: Followed, args: Namespace) -> int:
     try:
         if job.result.state != "detached":
             write_report(job.result.run_dir)
-    except FileNotFoundError:
-        pass  # nothing was started
+    except (FileNotFoundError, ModuleNotFoundError):
+        pass  # nothing was started, or this is a host of the cluster, without the package for it
     except Exception as error:  # the page depends on data from hosts; fail no job
         complain(args.command, f"the report could not be written: {type(error).__name__}: {error}")
     job.close()
