@@ -105,6 +105,10 @@ def _start(
         for line in outcome.messages:
             complain(args.command, line)
         if started is None or "rc" not in started:
+            if root and outcome.unreachable:
+                status, stop = (suggestions.command(n, job=job) for n in ("status", "stop"))
+                text = f"if {host} has begun to start job {job}, it continues: check with "
+                complain(args.command, f"{text}`{status}`, or stop the job with `{stop}`")
             return Exit.UNREACHABLE if outcome.unreachable else Exit.REFUSED
     code = int(started["rc"])
     for line in _lines(started, ("stderr",) if code == 0 else ("stderr", "stdout")):
