@@ -141,7 +141,7 @@ def test_a_job_restarts_while_the_machine_that_started_it_is_cut_off(
     run = Command(*other.words("attach", "--json", "night"), doubtful=True).end()
     assert run.code == 0, run.error
     assert (other.saved("night")["state"], other.saved("night")["attempts"]) == ("completed", 2)
-    assert (other.runs_dir / "night/logs/worker-1.log").read_text()
+    assert (other.runs_dir / "night/progress/worker-1.jsonl").read_text()
     assert SECRET not in "".join(
         path.read_text(errors="replace") for path in lab.runs_dir.rglob("*") if path.is_file()
     )
