@@ -82,7 +82,12 @@ def test_without_detach_the_job_is_followed_from_here(
 ) -> None:
     fake.outcome = ended(0)
     followed = []
-    monkeypatch.setattr(commands, "attach", lambda args, variables: followed.append(args.job) or 6)
+
+    def attach(args: Namespace, variables: Any) -> int:
+        followed.append(args.job)
+        return 6
+
+    monkeypatch.setattr(commands, "attach", attach)
     variables = {"train_job_runs_dir": str(tmp_path)}
     assert controller.start(args_of(detach=False), variables) == 6
     assert controller.start(args_of(command="attach", detach=False), variables) == 6

@@ -14,6 +14,7 @@ from ansible import constants
 
 from train.gang import controlling
 from train.gang.errors import UserError
+from train.gang.plan.script_files import WORKER
 from train.gang.variables import job_variables
 
 HOSTS = ("w0", "w1")
@@ -64,8 +65,8 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def prepare(play: Any, **changed: Any) -> dict[str, Any]:
-    args = {"controller": "chief", "groups": GROUPS, "command": "run", "job": "night"}
-    args |= {"script": str(controlling.script_files.WORKER), "module": "", "include": []}
+    args: dict[str, Any] = {"controller": "chief", "groups": GROUPS, "command": "run"}
+    args |= {"job": "night", "script": str(WORKER), "module": "", "include": []}
     args |= {"exclude": [], "requirements": "", "code_limit_mb": 100.0}
     return dict(controlling.prepare(play, {**args, **changed}))
 
