@@ -94,6 +94,10 @@ def attach(args: Namespace, variables: Variables) -> int:
     """
     chosen = _with_strict(args, variables)
 
+    controller = inventories.controller_of(run_dir_of(args.job, chosen))
+    if controller and "channel" not in args:
+        complain("attach", f"host {controller} watches the job and restarts it, until it is lost")
+
     def attached() -> Job:
         return Job.attach(args.job, inventory=args.inventory, variables=chosen)
 

@@ -101,16 +101,17 @@ def _start(
     if interrupts:
         return _cancel(args.command, job, host, root, options, given)
     started = outcome.results.get("command", {}).get(host)
-    if started is None or outcome.failures or outcome.unreachable:
+    if started is None or "rc" not in started:
         for line in outcome.messages:
             complain(args.command, line)
-        if started is None or "rc" not in started:
-            if root and outcome.unreachable:
-                status, stop = (suggestions.command(n, job=job) for n in ("status", "stop"))
-                text = f"if {host} has begun to start job {job}, it continues: check with "
-                complain(args.command, f"{text}`{status}`, or stop the job with `{stop}`")
-            return Exit.UNREACHABLE if outcome.unreachable else Exit.REFUSED
+        if root and outcome.unreachable:
+            status, stop = (suggestions.command(n, job=job) for n in ("status", "stop"))
+            text = f"if {host} has begun to start job {job}, it continues: check with "
+            complain(args.command, f"{text}`{status}`, or stop the job with `{stop}`")
+        return Exit.UNREACHABLE if outcome.unreachable else Exit.REFUSED
     code = int(started["rc"])
+    for line in outcome.messages if code == 0 else ():
+        complain(args.command, line)
     for line in _lines(started, ("stderr",) if code == 0 else ("stderr", "stdout")):
         complain(args.command, f"{host}: {line}")
     if code == Exit.UNREACHABLE:

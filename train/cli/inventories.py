@@ -54,6 +54,13 @@ def controller_of(run_dir: Path) -> str:
     return str((kept(run_dir) or {}).get("controller") or "")
 
 
+def forget_controller(run_dir: Path) -> None:
+    """Record that no host watches a job, because this control node starts its next attempt."""
+    connection = kept(run_dir)
+    if connection is not None and connection.pop("controller", None):
+        json_files.write_json(str(run_dir / CONNECTION_FILE), connection, mode=0o600)
+
+
 def kept(run_dir: Path) -> dict[str, Any] | None:
     """Return the connection that ``keep`` saved, or None if it is missing or unusable."""
     try:

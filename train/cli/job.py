@@ -399,6 +399,7 @@ class Job:
             )
         attempt = {"train_job_attempt": int(manifest["attempt"]) + 1, "train_job_force": True}
         again = cls(job, inventory, chosen)
+        inventories.forget_controller(run_dir)
         again._begin("train.yml", **attempt)
         return again
 

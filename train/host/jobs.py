@@ -229,8 +229,9 @@ def remove(params: Params) -> CallResult:
             kept.append("%s is not a job folder" % job_dir)
             continue
         seen = list_jobs(root, name, lines=0)
-        if not seen:
-            continue  # already gone: another machine may share the folder
+        if not seen:  # already gone: another machine may share the folder
+            errors += [] if dry else _remove_controller(root, name)
+            continue
         reasons = [reason for reason in map(why_kept, seen[0]["ranks"]) if reason]
         if reasons:
             kept.append("%s: %s" % (name, reasons[0]))

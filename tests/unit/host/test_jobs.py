@@ -147,6 +147,9 @@ def test_the_files_of_a_watch_on_this_host_are_removed_with_the_job(tmp_path: Pa
     assert (tmp_path / "controller/jobs/old/runs").is_dir()
     assert remove(tmp_path, "old") == {**NOTHING, "removed": ["old"]}
     assert [path.name for path in (tmp_path / "controller/jobs").iterdir()] == ["other"]
+    (tmp_path / "controller/jobs/no-rank-here").mkdir()
+    assert remove(tmp_path, "no-rank-here") == NOTHING
+    assert [path.name for path in (tmp_path / "controller/jobs").iterdir()] == ["other"]
 
 
 def test_a_job_with_a_process_that_nobody_watches_stays(tmp_path: Path, start: Starter) -> None:
