@@ -222,4 +222,5 @@ def test_a_host_that_cannot_reach_the_others_is_named(lab: Lab, bed: Testbed) ->
     assert "--tags ssh_keys" in done.stderr
     assert "w1" in done.stderr
     assert not (lab.runs_dir / "alone").exists()
+    assert bed.exec("host-0", "ls", f"{ROOT}/jobs/alone", check=False).returncode != 0
     assert ssh_processes(bed) == []
