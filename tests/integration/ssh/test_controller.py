@@ -142,6 +142,10 @@ def test_a_job_restarts_while_the_machine_that_started_it_is_cut_off(
     assert run.code == 0, run.error
     assert (other.saved("night")["state"], other.saved("night")["attempts"]) == ("completed", 2)
     assert (other.runs_dir / "night/progress/worker-1.jsonl").read_text()
+    done = train(*words_of(other, "night", ring, *options, train_job_runs_dir=str(tmp_path / "c")))
+    assert done.returncode == 2, done.stderr
+    assert "w0 has started a job night before" in done.stderr
+    assert bed.exec("host-0", "ls", f"{folder}/runs/night/result.json").stdout
     assert SECRET not in "".join(
         path.read_text(errors="replace") for path in lab.runs_dir.rglob("*") if path.is_file()
     )
