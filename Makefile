@@ -114,6 +114,7 @@ UV_COMPILE = $(CURDIR)/$(BIN)/uv pip compile --no-config --universal --generate-
 
 lock: .venv/dev.stamp
 	cd requirements && $(UV_COMPILE) --python-version 3.11 control.in -o control.txt
+	cd requirements && $(UV_COMPILE) --python-version 3.11 -c control.txt controller.in -o controller.txt
 	cd requirements && $(UV_COMPILE) --python-version 3.11 -c control.txt mlflow.in -o mlflow.txt
 	cd requirements && $(UV_COMPILE) --python-version 3.11 -c control.txt -c mlflow.txt dev.in -o dev.txt
 	# tf-keras would install tensorflow in addition to tensorflow-cpu.

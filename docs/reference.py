@@ -14,7 +14,7 @@ ROLES = Path(__file__).resolve().parents[1] / "roles"
 #: The roles in the order of setup.yml, then those of the control node.
 ORDER = (
     *("train_job", "tensorflow", "training_host", "clock_sync", "nvidia_driver"),
-    *("training_data", "ssh_keys", "firewall", "gcp_instances", "aws_instances"),
+    *("training_data", "ssh_keys", "firewall", "controller", "gcp_instances", "aws_instances"),
 )
 _MARKUP = re.compile(r"\b[CEOV]\(([^()]+)\)")
 INTRODUCTION = """\

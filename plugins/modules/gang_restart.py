@@ -28,6 +28,12 @@ options:
       M(tensorflow_ansible.cluster.gang_restart) and M(tensorflow_ansible.cluster.gang_refusal).
     type: dict
     required: true
+  controller:
+    description: >-
+      The inventory host that watches the job and is given the time to start the attempt first;
+      empty for none.
+    type: str
+    default: ''
   metrics_dir:
     description: The folder for metrics in Prometheus' text format; empty for none.
     type: str

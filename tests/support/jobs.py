@@ -17,6 +17,33 @@ from tests.support.training_script import call, np, tf
 from train.host import processes
 
 PLAIN = REPOSITORY / "tests/data/scripts/plain"
+#: Makes steps in a ring of ranks, in which each waits for the one before it. The first attempt does
+#: not end by itself.
+RING = """
+import json, os, socket, time
+config = json.loads(os.environ["TF_CONFIG"])
+addresses, index = config["cluster"]["worker"], config["task"]["index"]
+server = socket.create_server(("0.0.0.0", int(addresses[index].rpartition(":")[2])))
+host, _, port = addresses[(index + 1) % len(addresses)].rpartition(":")
+while True:
+    try:
+        following = socket.create_connection((host, int(port)))
+        break
+    except OSError:
+        time.sleep(0.1)
+before, _ = server.accept()
+for step in range(1, 21 if os.environ["TRAIN_ATTEMPT"] == "2" else 100_000):
+    try:
+        following.send(b"x")
+        lost = not before.recv(1)
+    except OSError:
+        lost = True
+    if lost:
+        time.sleep(600)
+    with open(os.environ["TRAIN_PROGRESS_FILE"], "a") as stream:
+        print(json.dumps({"phase": "training", "step": step}), file=stream)
+    time.sleep(0.1)
+"""
 
 
 def job_processes(root: Path) -> list[str]:

@@ -94,6 +94,10 @@ def attach(args: Namespace, variables: Variables) -> int:
     """
     chosen = _with_strict(args, variables)
 
+    controller = inventories.controller_of(run_dir_of(args.job, chosen))
+    if controller and "channel" not in args:
+        complain("attach", f"host {controller} watches the job and restarts it, until it is lost")
+
     def attached() -> Job:
         return Job.attach(args.job, inventory=args.inventory, variables=chosen)
 
@@ -168,8 +172,8 @@ def watch(job: Followed, args: Namespace) -> int:
     try:
         if job.result.state != "detached":
             write_report(job.result.run_dir)
-    except FileNotFoundError:
-        pass  # nothing was started
+    except (FileNotFoundError, ModuleNotFoundError):
+        pass  # nothing was started, or this is a host of the cluster, without the package for it
     except Exception as error:  # the page depends on data from hosts; fail no job
         complain(args.command, f"the report could not be written: {type(error).__name__}: {error}")
     job.close()

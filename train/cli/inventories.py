@@ -29,17 +29,36 @@ QUESTIONS = {
 }
 
 
-def keep(run_dir: Path, options: AnsibleOptions, variables: Variables) -> None:
-    """Save in a job's folder how its hosts are reached, in a file that only its owner can read."""
+def keep(
+    run_dir: Path, options: AnsibleOptions, variables: Variables, controller: str = ""
+) -> None:
+    """Save in a job's folder how its hosts are reached, in a file that only its owner can read.
+
+    ``controller`` is the inventory host that watches the job (``--on``), or empty.
+    """
     words = [word for word in options.words if not word.startswith(_OF_ONE_COMMAND)]
     asked = [option for option, _ in options.passwords]
-    kept = {
+    kept: dict[str, Any] = {
         "inventory": [absolute(source) for source in options.inventory],
         "options": words,
         "asked": asked,
         "variables": {n: v for n, v in variables.items() if n in CONNECTION_VARIABLES},
     }
+    if controller:
+        kept["controller"] = controller
     json_files.write_json(str(run_dir / CONNECTION_FILE), kept, mode=0o600)
+
+
+def controller_of(run_dir: Path) -> str:
+    """Return the inventory host that watches a job, as ``keep`` saved it, or an empty string."""
+    return str((kept(run_dir) or {}).get("controller") or "")
+
+
+def forget_controller(run_dir: Path) -> None:
+    """Record that no host watches a job, because this control node starts its next attempt."""
+    connection = kept(run_dir)
+    if connection is not None and connection.pop("controller", None):
+        json_files.write_json(str(run_dir / CONNECTION_FILE), connection, mode=0o600)
 
 
 def kept(run_dir: Path) -> dict[str, Any] | None:

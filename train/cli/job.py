@@ -300,6 +300,38 @@ class Job:
                 nothing was started.
             FileNotFoundError: an inventory does not exist.
         """
+        created = cls.create(
+            script,
+            arguments,
+            module=module,
+            include=include,
+            requirements=requirements,
+            framework=framework,
+            inventory=inventory,
+            job=job,
+            variables=variables,
+        )
+        created._begin("train.yml")
+        return created
+
+    @classmethod
+    def create(
+        cls,
+        script: str | Path | None = None,
+        arguments: Sequence[str] = (),
+        *,
+        module: str = "",
+        include: Sequence[str | Path] = (),
+        requirements: str | Path = "",
+        framework: str = "",
+        inventory: Inventory = None,
+        job: str = "",
+        variables: Variables | None = None,
+    ) -> Self:
+        """Create the folder of a new job without starting it.
+
+        For the arguments and errors see ``start``.
+        """
         chosen = plain_variables(with_runs_dir(inventory, variables))
         if module:
             chosen["train_job_module"] = module
@@ -323,9 +355,7 @@ class Job:
         if arguments:
             chosen["train_job_args"] = [str(argument) for argument in arguments]
         name, _ = choose_job(named(job, chosen), found.path, run_dir_of("", chosen))
-        job_started = cls(name, inventory, chosen, is_new=True)
-        job_started._begin("train.yml")
-        return job_started
+        return cls(name, inventory, chosen, is_new=True)
 
     @classmethod
     def attach(
@@ -369,6 +399,7 @@ class Job:
             )
         attempt = {"train_job_attempt": int(manifest["attempt"]) + 1, "train_job_force": True}
         again = cls(job, inventory, chosen)
+        inventories.forget_controller(run_dir)
         again._begin("train.yml", **attempt)
         return again
 
@@ -404,10 +435,12 @@ class Job:
         manifest = job_records.read_manifest(self.run_dir)
         self._attempt_before = int(manifest["attempt"]) if manifest else 0
         try:
-            given = {**self.variables, **more}
+            watching_host = inventories.controller_of(self.run_dir)
+            deferred = {"train_job_controller": watching_host} if watching_host else {}
+            given = {**self.variables, **deferred, **more}
             self._playbook = playbooks.Playbook(playbook, self.inventory, given)
         except OSError:
-            self._forget()
+            self.forget()
             raise
 
     def _reattach(self) -> None:
@@ -489,7 +522,7 @@ class Job:
         if not (self._started or outcome.failures or outcome.unreachable):
             self._give_back()  # it was killed
         if is_new and not (self.run_dir / MANIFEST_FILE).exists():
-            self._forget()
+            self.forget()
         message = "\n".join(outcome.messages)
         refused = self._attached and self._may_refuse and outcome.ended is None
         if is_new and outcome.stopped:
@@ -609,7 +642,7 @@ class Job:
             self._give_back()
         if self._started or self._is_down:
             return True
-        self._forget()
+        self.forget()
         return False
 
     def _give_back(self) -> None:
@@ -623,7 +656,7 @@ class Job:
         outcome = playbooks.run_playbook("unstage.yml", self.inventory, self.variables)
         self._stop_messages = outcome.messages
         if attempt == 1:
-            self._forget()
+            self.forget()
         elif not outcome.unreachable:
             withdrawal.withdraw(self.run_dir, attempt)
 
@@ -636,7 +669,7 @@ class Job:
         self.result = result
         return result
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         """Remove the local files of a job that never started, so that its id is free again."""
         if self._new:
             (self.run_dir / VARIABLES_FILE).unlink(missing_ok=True)

@@ -17,6 +17,7 @@ from train.cli import (
     ansible_program,
     background,
     commands,
+    controller,
     inventories,
     suggesting,
     tracking,
@@ -118,6 +119,11 @@ def build_parser() -> _CommandParser:
     )
     text = "return when all ranks have started, and follow the job in the background"
     watching.add_argument("--detach", action="store_true", help=text)
+    text = (
+        "let this inventory host (default: the chief) watch the job and restart it, even while "
+        "this machine is off"
+    )
+    watching.add_argument("--on", metavar="HOST", nargs="?", const=controller.FIRST, help=text)
     text = "exit with code 6 if the job completes but its success is in doubt"
     watching.add_argument("--strict", action="store_true", help=text)
     text = "log the job to MLflow (see docs/metrics.md)"
@@ -336,4 +342,6 @@ def _run(args: argparse.Namespace) -> int:
     args.inventory = ansible_options.read_options(args, encrypted)
     variables = with_runs_dir(args.inventory, variables)
     handler: _Handler = background.start if getattr(args, "detach", False) else args.handler
+    if getattr(args, "on", None):
+        handler = controller.start
     return handler(args, variables)

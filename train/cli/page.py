@@ -7,6 +7,7 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,6 @@ from train.host import json_files, plain_text
 if TYPE_CHECKING:
     import jinja2
 
-#: The script that draws charts.
-PLOTLY = resources.files("plotly") / "package_data/plotly.min.js"
 #: A chart: ``title``, ``traces`` and ``layout`` for Plotly; whether it is ``wide``.
 Chart = dict[str, Any]
 #: A position on a chart's horizontal axis, and its name.
@@ -29,12 +28,20 @@ _POINTS, _MARKED = 10_000, 500
 _LONGEST = 10_000
 
 
+def plotly_script() -> Traversable:
+    """Return the script that draws charts.
+
+    Raise ModuleNotFoundError on a host that watches a job, because it lacks this package.
+    """
+    return resources.files("plotly") / "package_data/plotly.min.js"
+
+
 def write(path: Path, template: str, charts: Sequence[Chart], **values: Any) -> Path:
     """Write a page that loads nothing from a network; return its path.
 
     ``template`` is a file in this folder, to which ``charts`` and ``values`` are passed.
     """
-    plotly = PLOTLY.read_text("utf-8")
+    plotly = plotly_script().read_text("utf-8")
     page = templates().get_template(template).render(charts=charts, plotly=plotly, **values)
     json_files.write_text(str(path), page, mode=0o666, durable=False)
     return path

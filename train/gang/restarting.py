@@ -35,6 +35,8 @@ _PAUSE_S = 0.2
 #: Maximum random delay in seconds after another control node was faster, so that the two do not
 #: collide again.
 _JITTER_S = 5.0
+#: Seconds in which the host that watches the job is expected to start the next attempt.
+_DEFERENCE_S = 10.0
 #: Seconds to wait for requests to end. ssh gives up on a lost host after ten.
 _END_S = 15.0
 
@@ -104,7 +106,8 @@ def await_restart(play: connections.Play, args: Args) -> Returned:
 
     The result contains ``attempt``, the number of the next attempt, and ``min_workers``, which is 0
     while all hosts are required. A job that ``grows``, or that was ``preempted``, does not wait for
-    missing hosts if it may have fewer workers. After its attempt was refused, a job that grows
+    missing hosts if it may have fewer workers. The ``controller``, a host that watches the job, is
+    given the time to start the attempt first. After its attempt was refused, a job that grows
     continues ``without`` the hosts that were to join.
     """
     run_dir, before = Path(args["run_dir"]).expanduser(), args["before"]
@@ -123,6 +126,8 @@ def await_restart(play: connections.Play, args: Args) -> Returned:
         grows, preempted = cause == cause_names.GROWN, cause == end_causes.PREEMPTED
         pause = float(ended["restart_delay"]) if ended else 0.0
         pause += random.uniform(0.0, _JITTER_S) if before.get("overtaken") else 0.0
+        controller = str(args.get("controller") or "")
+        pause += _DEFERENCE_S if controller and controller not in args["lost_hosts"] else 0.0
     is_planned = grows or preempted
     groups = {kind: list(hosts) for kind, hosts in args["groups"].items()}
     names = [host for hosts in groups.values() for host in hosts]

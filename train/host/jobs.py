@@ -229,14 +229,15 @@ def remove(params: Params) -> CallResult:
             kept.append("%s is not a job folder" % job_dir)
             continue
         seen = list_jobs(root, name, lines=0)
-        if not seen:
-            continue  # already gone: another machine may share the folder
+        if not seen:  # already gone: another machine may share the folder
+            errors += [] if dry else _remove_controller(root, name)
+            continue
         reasons = [reason for reason in map(why_kept, seen[0]["ranks"]) if reason]
         if reasons:
             kept.append("%s: %s" % (name, reasons[0]))
             continue
         pythons |= _pythons(job_dir)
-        left = [] if dry else _remove(jobs_dir, name)
+        left = [] if dry else _remove(jobs_dir, name) + _remove_controller(root, name)
         errors += left
         if not left:
             removed.append({"job": name, "size": seen[0]["size"]})
@@ -267,6 +268,19 @@ def _remove(jobs_dir: str, name: str) -> List[str]:
     except OSError as error:
         return ["%s cannot be removed: %s" % (error.filename, error.strerror)]
     return _sweep(jobs_dir)
+
+
+def _remove_controller(root: str, name: str) -> List[str]:
+    """Delete the files with which this host watched a job; return the errors."""
+    folder = os.path.join(root, "controller", "jobs", name)
+    try:
+        if os.path.lexists(folder):
+            shutil.rmtree(folder)
+    except FileNotFoundError:
+        pass  # another rank of this machine also removes it
+    except OSError as error:
+        return ["%s cannot be removed: %s" % (error.filename or folder, error.strerror)]
+    return []
 
 
 def _sweep(jobs_dir: str) -> List[str]:

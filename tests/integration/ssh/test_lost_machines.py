@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support import faults
-from tests.support.jobs import ssh_processes, train, training, write_script
+from tests.support.jobs import RING, ssh_processes, train, training, write_script
 from tests.support.lab import Command, Lab, free_ports
 from tests.support.testbed import Rank, Testbed, running_testbed
 
@@ -20,33 +20,6 @@ pytestmark = [pytest.mark.docker, pytest.mark.soak]
 
 #: Stands in for the driver's program on each host.
 NVIDIA_SMI = "#!/bin/sh\necho 'GPU 0: A100 (UUID: GPU-a)'\necho 'GPU 1: A100 (UUID: GPU-b)'\n"
-#: Makes steps in a ring of ranks, in which each waits for the one before it. The first attempt does
-#: not end by itself.
-SCRIPT = """
-import json, os, socket, time
-config = json.loads(os.environ["TF_CONFIG"])
-addresses, index = config["cluster"]["worker"], config["task"]["index"]
-server = socket.create_server(("0.0.0.0", int(addresses[index].rpartition(":")[2])))
-host, _, port = addresses[(index + 1) % len(addresses)].rpartition(":")
-while True:
-    try:
-        following = socket.create_connection((host, int(port)))
-        break
-    except OSError:
-        time.sleep(0.1)
-before, _ = server.accept()
-for step in range(1, 21 if os.environ["TRAIN_ATTEMPT"] == "2" else 100_000):
-    try:
-        following.send(b"x")
-        lost = not before.recv(1)
-    except OSError:
-        lost = True
-    if lost:
-        time.sleep(600)
-    with open(os.environ["TRAIN_PROGRESS_FILE"], "a") as stream:
-        print(json.dumps({"phase": "training", "step": step}), file=stream)
-    time.sleep(0.1)
-"""
 
 
 @pytest.fixture
@@ -73,7 +46,7 @@ def test_a_spare_machine_replaces_all_ranks_of_a_lost_one(bed: Testbed, tmp_path
         "train_job_unreachable_timeout": 10,
     }
     lab = Lab(inventory, tmp_path / "runs", given, doubtful=True)
-    command = lab.start("--job", "lost", "--script", write_script(tmp_path, SCRIPT))
+    command = lab.start("--job", "lost", "--script", write_script(tmp_path, RING))
     command.wait_for(training)
     command.process.send_signal(signal.SIGKILL)
     command.process.wait()

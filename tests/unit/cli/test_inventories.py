@@ -84,3 +84,13 @@ def test_the_default_inventory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAIN_INVENTORY", "10.0.0.1,")
     assert options_of(None).inventory == ("10.0.0.1,",)
     assert options_of("/lab").inventory == ("/lab",)
+
+
+def test_the_host_that_watches_is_kept_until_it_is_forgotten(tmp_path: Path) -> None:
+    inventories.keep(tmp_path, AnsibleOptions(("lab",)), {}, controller="w0")
+    assert inventories.controller_of(tmp_path) == "w0"
+    inventories.forget_controller(tmp_path)
+    assert inventories.controller_of(tmp_path) == ""
+    assert inventories.kept(tmp_path) is not None
+    inventories.forget_controller(tmp_path / "nothing")
+    assert inventories.controller_of(tmp_path / "nothing") == ""

@@ -104,6 +104,25 @@ def test_the_next_attempt_is_due_after_its_delay(run_dir: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("controller", "lost", "waits"),
+    [("node-1", [], True), ("node-1", ["node-1"], False), ("", [], False)],
+)
+def test_the_host_that_watches_is_given_time_to_start_the_attempt(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, controller: str, lost: list[str], waits: bool
+) -> None:
+    monkeypatch.setattr(restarting, "_DEFERENCE_S", 0.3)
+    asked: list[str] = []
+
+    def answer(host: str) -> Mapping[str, Any]:
+        asked.append(host)
+        return {"stopped": ""}
+
+    following = wait(run_dir, a_play(answer=answer), controller=controller, lost_hosts=lost)
+    assert following["attempt"] == 3
+    assert bool(asked) == waits, "hosts are asked while the attempt is not due"
+
+
 def test_a_job_that_grows_needs_no_more_hosts_than_before(run_dir: Path) -> None:
     write_manifest(run_dir, min_workers=1)
     result = failed(state="stopped", root_cause=None, cause="grown", attempts=2)

@@ -139,6 +139,19 @@ def test_a_job_is_removed_with_all_it_holds(tmp_path: Path) -> None:
     assert (elsewhere / rank_files.RANK_FILE).exists()
 
 
+def test_the_files_of_a_watch_on_this_host_are_removed_with_the_job(tmp_path: Path) -> None:
+    for name in ("old", "other"):
+        lay_out(tmp_path, name, "worker-0", host="a")
+        (tmp_path / "controller/jobs" / name / "runs").mkdir(parents=True)
+    remove(tmp_path, "old", dry=True)
+    assert (tmp_path / "controller/jobs/old/runs").is_dir()
+    assert remove(tmp_path, "old") == {**NOTHING, "removed": ["old"]}
+    assert [path.name for path in (tmp_path / "controller/jobs").iterdir()] == ["other"]
+    (tmp_path / "controller/jobs/no-rank-here").mkdir()
+    assert remove(tmp_path, "no-rank-here") == NOTHING
+    assert [path.name for path in (tmp_path / "controller/jobs").iterdir()] == ["other"]
+
+
 def test_a_job_with_a_process_that_nobody_watches_stays(tmp_path: Path, start: Starter) -> None:
     rank_dir = lay_out(tmp_path / "real", "night", "worker-0", host="a", phase="failed")
     # The command line of its start, through a link to the root.

@@ -32,7 +32,7 @@ STATIC: Mapping[str, tuple[Any, str]] = {
     "dashboard.css": (_HERE / "static/dashboard.css", "text/css"),
     "charts.js": (_HERE.parent / "charts.js", "text/javascript"),
     "dashboard.js": (_HERE / "static/dashboard.js", "text/javascript"),
-    "plotly.min.js": (page.PLOTLY, "text/javascript"),
+    "plotly.min.js": (page.plotly_script(), "text/javascript"),
 }
 #: The layout of all pages, also of those that are files otherwise.
 _LAYOUT = "dashboard.html.j2"
