@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
+import os
 import tarfile
 import tempfile
 import zlib
@@ -73,13 +74,31 @@ def unpack(archive: Path, folder: Path, names: Collection[str], limit: int, file
                     raise ArchiveError(
                         "there are more files than train_job_results_limit_files allows"
                     )
-                # No member can escape from a fresh folder without links.
-                tar.extract(member, fresh, filter="data")
+                extract(tar, member, fresh)
         for name in names:
             if (fresh / name).is_dir():
                 with contextlib.suppress(FileNotFoundError):
                     (folder / name).rename(fresh / f"{name}.old")  # removed with the fresh folder
                 (fresh / name).rename(folder / name)
+
+
+def extract(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
+    """Extract a file or folder into ``folder``, without its owner and special permissions.
+
+    Raise ArchiveError if it would be outside of ``folder``, or is a link or a device.
+    """
+    place = Path(os.path.realpath(folder / member.name))
+    if not place.is_relative_to(folder.resolve()) or not (member.isfile() or member.isdir()):
+        raise ArchiveError(
+            f"{plain_text.clean(member.name, 200)} is neither a file nor a folder in it"
+        )
+    if hasattr(tarfile, "data_filter"):
+        tar.extract(member, folder, filter="data")
+        return
+    # Python before 3.11.4, as in Debian 12.
+    member.uid, member.gid, member.uname, member.gname = os.getuid(), os.getgid(), "", ""
+    member.mode = member.mode & 0o755 | (0o700 if member.isdir() else 0o600)
+    tar.extract(member, folder)
 
 
 def digest(archive: Path, limit: int) -> str:

@@ -97,3 +97,44 @@ def test_no_archive_writes_outside_of_its_folders(
         assert all(re.match("runs/job/(model|tensorboard)(/|$)", name) for name in changed)
         assert Path(folder, "outside").read_text() == "untouched"
         assert not any(path.is_symlink() for path in Path(folder).rglob("*"))
+
+
+@pytest.fixture(params=["data_filter", "no data_filter"])
+def python(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let ``tarfile`` be as in this Python, or as before 3.11.4, for example in Debian 12."""
+    if request.param == "no data_filter":
+        extract = tarfile.TarFile._extract_one  # type: ignore[attr-defined]
+
+        def old(self: Any, member: tarfile.TarInfo, path: str = "") -> None:
+            extract(self, member, path, set_attrs=True, numeric_owner=False)
+
+        monkeypatch.delattr(tarfile, "data_filter")
+        monkeypatch.setattr(tarfile.TarFile, "extract", old)
+
+
+@pytest.mark.usefixtures("python")
+def test_a_file_is_extracted_without_special_permissions(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "code.tar", "w") as packed:
+        member = tarfile.TarInfo("code/main.py")
+        member.mode, member.uid, member.uname = 0o6777, 12_345, "nobody"
+        packed.addfile(member)
+    with tarfile.open(tmp_path / "code.tar") as tar:
+        for found in tar:
+            archives.extract(tar, found, tmp_path)
+    made = (tmp_path / "code/main.py").stat()
+    assert (made.st_mode & 0o7777, made.st_uid) == (0o755, tmp_path.stat().st_uid)
+
+
+@pytest.mark.usefixtures("python")
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("../x", FILE), ("/tmp/x", FILE), ("code/x", LINK), ("code/x", tarfile.LNKTYPE)],
+)
+def test_nothing_is_extracted_elsewhere(tmp_path: Path, name: str, kind: bytes) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with tarfile.open(archive_of(tmp_path / "code.tar.gz", [(name, kind, "/etc/passwd")])) as tar:
+        for found in tar:
+            with pytest.raises(archives.ArchiveError, match="is neither a file nor a folder in it"):
+                archives.extract(tar, found, folder)
+    assert snapshot(folder) == {}

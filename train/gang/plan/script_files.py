@@ -261,7 +261,8 @@ def check_arguments(
     with Scratch("check") as folder:
         if isinstance(code, Path):
             with tarfile.open(code) as tar:
-                tar.extractall(folder, filter="data")
+                for member in tar:
+                    archives.extract(tar, member, Path(folder))
         else:
             for path, name in code:
                 link = Path(folder, rank_files.CODE_DIR, name)
