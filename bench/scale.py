@@ -1,7 +1,7 @@
 """Measures a job on many hosts: one sshd on many loopback addresses, ranks without TensorFlow.
 
-The hosts are one container in the network of this machine. Each has an address of its own
-(127.0.1.1, 127.0.1.2, ...), and its own folders. They share their cores with the control node, so
+The hosts are one container in the network of this machine. Each has a different address
+(127.0.1.1, 127.0.1.2, ...) and separate folders. They share their cores with the control node, so
 the seconds are those of one small machine that does the work of all of them.
 """
 

@@ -91,7 +91,7 @@ def prepare(play: connections.Play, args: Args) -> dict[str, object]:
 
 
 def chosen(play: connections.Play, name: str, groups: Mapping[str, Sequence[str]]) -> str:
-    """Return the inventory host that is to watch a job. Raise UserError if there is no such host.
+    """Return the inventory host that is to watch a job. Raise UserError if it is unknown.
 
     Args:
         name: the host, or FIRST for the first host of the gang.
