@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleError
+from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.module_utils.errors import UnsupportedError
 from ansible.plugins.action import ActionBase
@@ -21,23 +21,31 @@ from train.gang import (
     REPOSITORY,
     ansible_core,
     connections,
-    launcher,
+    host_programs,
     login_check,
-    login_failures,
+    reports,
     suggestions,
 )
 from train.gang.connections import Args, Play, Returned
 from train.gang.errors import BusyError, NothingAnsweredError, UserError
 from train.gang.login_failures import LoginFailure
 
-#: The module that runs the programs of train/host on a host.
-HOST_PROGRAM = "tensorflow_ansible.cluster.host_program"
+#: Parts of any task's result.
+_OF_ANY_TASK = ("changed", "failed", "msg", "unreachable", "warnings")
+#: Fields of a manifest that keep all of their characters, because the script gets them again.
+_EXACT = ("arguments", "rank_arguments")
 
 
 @functools.cache
 def options_of(action: str) -> dict[str, Any]:
     """Return the documented options of an action."""
     return ansible_core.documented_options(REPOSITORY / "plugins/modules" / f"{action}.py")
+
+
+@functools.cache
+def results_of(action: str) -> frozenset[str]:
+    """Return the names of the documented results of an action."""
+    return ansible_core.documented_results(REPOSITORY / "plugins/modules" / f"{action}.py")
 
 
 def _argument_spec(action: str) -> dict[str, dict[str, Any]]:
@@ -61,6 +69,7 @@ class _Action(ActionBase):  # type: ignore[misc]
         cls.name = cls.__module__.rpartition(".")[2]
         if (REPOSITORY / "plugins/modules" / f"{cls.name}.py").exists():
             options_of(cls.name)
+            results_of(cls.name)
 
     def run(self, tmp: str | None = None, task_vars: Args | None = None) -> Returned:
         """Check the options and run the action."""
@@ -172,11 +181,14 @@ class HostAction(_Action):
             if failed is not None:
                 return _unreachable(failed)
         try:
-            return super().run(tmp, task_vars)
+            done = super().run(tmp, task_vars)
         except AnsibleConnectionFailure as error:
             return _unreachable(login_check.explain(str(error), self._connection))
         except UserError as error:
             return {"failed": True, "msg": str(error)}
+        # Other values could be instructions to Ansible, such as add_host or ansible_facts.
+        known = {*_OF_ANY_TASK, *results_of(self.name)}
+        return {name: value for name, value in done.items() if name in known}
 
     def act(self, options: Args, task_vars: Args) -> Returned:
         """Run the action's program on the host with ``options``; see train/host/calls.py."""
@@ -185,7 +197,7 @@ class HostAction(_Action):
     def call(self, options: Args, task_vars: Args, **more: Any) -> Returned:
         """Run the action's program on the host with ``options`` and ``more``; return its result.
 
-        If the host has no Python, a short message replaces Ansible's long one.
+        The result has only harmless values. Raise AnsibleConnectionFailure if the connection fails.
         """
         request = {
             "host": task_vars["inventory_hostname"],
@@ -193,32 +205,30 @@ class HostAction(_Action):
             **{name: value for name, value in options.items() if value is not None},
             **more,
             "call": self.name,
-            "launcher": launcher.archive(),
+            "check": bool(self._task.check_mode),
         }
-        try:
-            done = connections.run_module(self, HOST_PROGRAM, request, task_vars)
-        except AnsibleConnectionFailure:
-            raise
-        except AnsibleError as error:
-            done = {"failed": True, "msg": str(error)}
-        if done.get("failed") and not done.get("unreachable") and self._lacks_python(done):
-            host_vars = login_check.variables_of(self._connection)
-            return _unreachable(login_failures.failure("no-python", host_vars))
-        said = " ".join(str(done.get("module_stderr") or "").split())
-        if done.get("failed") and said:
-            done["msg"] = f"{str(done.get('msg', '')).rstrip('.')}: {said[:300]}"
-        for name in ("msg", "warnings"):
-            if name in done:
-                done[name] = _with_commands(done[name])
-        return done
+        python = host_programs.interpreter(task_vars, self._templar.template)
+        command, program = host_programs.command_of(python, request)
+        environment = self._compute_environment_string()
+        answer = host_programs.ask(self, f"{environment} {command}", program)
+        if answer.value is None:
+            return login_check.without_result(self, answer)
+        return harmless(answer.value)
 
-    def _lacks_python(self, done: Returned) -> bool:
-        if done.get("rc") != 127 and "interpreter" not in str(done.get("msg")):
-            return False
-        found = self._low_level_execute_command(
-            "command -v python3 || ls /usr/bin/python3.* /usr/local/bin/python3.* 2>/dev/null"
-        )
-        return not str(found["stdout"]).strip()
+
+def harmless(found: Args) -> Returned:
+    """Return the result of a program on a host with only harmless values.
+
+    Its markers are replaced by suggested commands.
+    """
+    done: Returned = reports.bounded(found)
+    manifest = found.get("manifest")
+    if isinstance(manifest, Mapping):
+        done["manifest"].update({name: manifest[name] for name in _EXACT if name in manifest})
+    for name in ("msg", "warnings"):
+        if name in done:
+            done[name] = _with_commands(done[name])
+    return done
 
 
 def _unreachable(failed: LoginFailure) -> Returned:

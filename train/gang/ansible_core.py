@@ -44,6 +44,12 @@ def documented_options(path: Path) -> dict[str, Any]:
     return dict(documented.get("options") or {})
 
 
+def documented_results(path: Path) -> frozenset[str]:
+    """Return the names of the results in the documentation of the module at ``path``."""
+    documented = read_docstring(str(path), ignore_errors=False)["returndocs"]
+    return frozenset(documented or ())
+
+
 def use_connection_plugins(folder: Path) -> None:
     """Make Ansible use the connection plugin ``ssh`` in ``folder``, whatever its settings are.
 

@@ -6,7 +6,6 @@ import base64
 import contextlib
 import functools
 import gc
-import json
 import multiprocessing
 import os
 import resource
@@ -30,8 +29,8 @@ from ansible.utils.display import Display
 from train.gang import (
     REPOSITORY,
     ansible_core,
+    host_programs,
     launcher,
-    login_failures,
     reports,
     role_templates,
 )
@@ -62,16 +61,6 @@ EXTRA_VARIABLES = "/env/extravars"
 FETCH_ERRORS = (UnreachableError, AnsibleError, OSError, ValueError)
 _AS_TEXT = """ | base64 | tr -d '\\n' | { printf '{"data": "'; cat; printf '"}'; }"""
 _AS_NUMBER = """ | { printf '{"size": '; cat; printf '}'; }"""
-
-
-_PROGRAM = """\
-import base64, json, os, sys
-archive = os.memfd_create("launcher")
-os.write(archive, base64.b64decode({launcher!r}))
-sys.path.insert(0, "/proc/self/fd/%d" % archive)
-from train.host import calls
-calls.main(json.loads({request!r}))
-"""
 
 
 class _Output:
@@ -148,57 +137,6 @@ def say(line: str) -> None:
     Display().display(line)
 
 
-def _unreachable(error: AnsibleConnectionFailure) -> UnreachableError:
-    """Return an UnreachableError that describes a connection failure in one sentence."""
-    failed = login_failures.classify(str(error))
-    return UnreachableError(failed.sentence, failed.kind)
-
-
-def run(action: Any, command: str, program: bytes | None = None) -> Returned:
-    """Run a shell command over the action's connection and return the JSON that it prints.
-
-    The command runs as the task's ``become`` user, if any, with ``program`` as its standard input.
-    The login may print other text before and after the JSON. Raise UnreachableError if the
-    connection failed, OSError if the command failed or printed no JSON object.
-    """
-    mark = f"answer-{secrets.token_hex(8)}"
-    become = action._connection.become is not None
-    try:
-        done = action._low_level_execute_command(
-            f"echo {mark}; {command}",
-            sudoable=become,
-            # With an input, Ansible requests no terminal. One would mix output and errors.
-            in_data=program or (b"\n" if become else None),
-        )
-    except AnsibleConnectionFailure as error:
-        raise _unreachable(error) from error
-    _, marked, answer = str(done["stdout"]).partition(mark)
-    value: Any = None
-    if marked and not done["rc"]:
-        with contextlib.suppress(ValueError, RecursionError):
-            value, _ = json.JSONDecoder().raw_decode(answer.lstrip())
-    if not isinstance(value, dict):
-        output = str(done["stderr"]).strip() or answer.strip() or str(done["stdout"]).strip()
-        raise OSError(output[-500:] or f"exit code {done['rc']}, no output")
-    return value
-
-
-def run_module(action: Any, module: str, args: Args, task_vars: Args) -> Returned:
-    """Run a module on the action's host and return the harmless part of its result.
-
-    ``ansible_facts`` is dropped: it would set variables of the host, such as commands that run on
-    the control node. The arguments of a job's script keep all of their characters.
-    """
-    done = action._execute_module(module_name=module, module_args=dict(args), task_vars=task_vars)
-    dropped = ("ansible_facts", "exception")
-    found = dict(reports.bounded({n: value for n, value in done.items() if n not in dropped}))
-    manifest = done.get("manifest")
-    if isinstance(manifest, Mapping):
-        exact = ("arguments", "rank_arguments")
-        found["manifest"].update({name: manifest[name] for name in exact if name in manifest})
-    return found
-
-
 def fetch(action: Any, source: str, destination: Path, limit: int) -> None:
     """Copy an archive, whose files may have at most ``limit`` bytes, from the action's host.
 
@@ -206,7 +144,7 @@ def fetch(action: Any, source: str, destination: Path, limit: int) -> None:
     into memory. In these cases, the archive is copied in pieces. Raise one of FETCH_ERRORS if the
     archive cannot be copied or is too large.
     """
-    answer = run(action, f"wc -c < {shlex.quote(source)}{_AS_NUMBER}")
+    answer = host_programs.run(action, f"wc -c < {shlex.quote(source)}{_AS_NUMBER}")
     size = reports.integer()(answer.get("size"))
     if size > limit * _OVERHEAD:
         raise OSError(f"its size is {size / 2**20:.0f} MiB; the limit is {limit / 2**20:g} MiB")
@@ -218,7 +156,8 @@ def fetch(action: Any, source: str, destination: Path, limit: int) -> None:
     with destination.open("wb") as stream:
         for piece in range(-(-size // _PIECE)):
             read = f"dd if={shlex.quote(source)} bs={_PIECE} skip={piece} count=1 2>/dev/null"
-            data = reports.chunk(2 * _PIECE)(run(action, f"{read}{_AS_TEXT}").get("data"))
+            piece_of = host_programs.run(action, f"{read}{_AS_TEXT}")
+            data = reports.chunk(2 * _PIECE)(piece_of.get("data"))
             stream.write(base64.b64decode(data))
         if stream.tell() != size:
             raise OSError(f"{source} was truncated: received {stream.tell()} of {size} bytes")
@@ -309,6 +248,7 @@ class Play:
         self._at_once = len(task_vars["ansible_play_batch"])
         self._hostvars = task_vars["hostvars"]
         self._actions: dict[tuple[str, str], Any] = {}
+        self._interpreters: dict[str, str] = {}
         # Ansible's templating and its loading of plugins are not thread-safe.
         self._connecting = threading.Lock()
 
@@ -495,12 +435,12 @@ class Play:
     def run(self, host: str, purpose: str, words: Sequence[str], folder: str) -> Returned:
         """Run a command in a host's ``folder`` and return the JSON that it prints.
 
-        See the function ``run``. Each ``purpose`` has a separate connection, which runs one command
+        See host_programs.run. Each ``purpose`` has a separate connection, which runs one command
         at a time.
         """
         home, rest = ("~/", folder[2:]) if folder.startswith("~/") else ("", folder)
         command = f"cd {home}{shlex.quote(rest)} && {shlex.join(words)}"
-        return run(self._action_of(host, purpose), command)
+        return host_programs.run(self._action_of(host, purpose), command)
 
     def login(self, host: str, purpose: str, command: str) -> tuple[str, str]:
         """Run a command that prints a line. Return the rest of the login's output, and that line.
@@ -515,7 +455,7 @@ class Play:
             action = self._action_of(host, purpose)
             done = action._low_level_execute_command(marked, sudoable=False, in_data=b"\n")
         except AnsibleConnectionFailure as error:
-            raise _unreachable(error) from error
+            raise host_programs.unreachable(error) from error
         text, _, rest = str(done["stdout"]).partition(mark)
         seen, found, _ = rest.partition(mark)
         if not found:
@@ -528,11 +468,12 @@ class Play:
     ) -> Returned:
         """Run a program of train/host/calls.py on a host that may not have the job's files yet.
 
-        ``archive`` has the modules to send; by default, all are sent.
+        See host_programs.call. ``python`` is the path of an interpreter; if it is empty, that of
+        the host's variables is used.
         """
-        sent = archive or launcher.archive()
-        program = _PROGRAM.format(launcher=sent, request=json.dumps(request)).encode()
-        return run(self._action_of(host, purpose), f"{shlex.quote(python)} -S -E -", program)
+        action = self._action_of(host, purpose)
+        words = shlex.quote(python) if python else self._interpreters[host]
+        return host_programs.call(action, words, request, archive)
 
     def fetch(self, host: str, source: str, destination: Path, limit: int) -> None:
         """Copy an archive from a host to this machine; see the function ``fetch``."""
@@ -547,5 +488,8 @@ class Play:
         with self._connecting:
             if (host, purpose) not in self._actions:
                 variables = self.variables(host)
-                self._actions[host, purpose] = ansible_core.action_on(self._action, variables, host)
+                action = ansible_core.action_on(self._action, variables, host)
+                self._actions[host, purpose] = action
+                template = action._templar.template
+                self._interpreters[host] = host_programs.interpreter(variables, template)
         return self._actions[host, purpose]

@@ -17,7 +17,7 @@ from typing import Any
 
 from ansible.errors import AnsibleError
 
-from train.gang import login_failures, logins
+from train.gang import host_programs, login_failures, logins
 from train.gang.connections import Returned, say
 from train.gang.login_failures import LoginFailure
 from train.host import processes
@@ -25,6 +25,8 @@ from train.host import processes
 #: Seconds until a slow host is reported, and until its login counts as failed. The margin lets
 #: Ansible's own connection timeout expire first.
 _NAMED_S, _LIMIT_S, _MARGIN_S = 4.0, 9.5, 1.5
+#: Characters of a host's output in a message.
+_SAID = 300
 #: Options of Ansible's connection plugins, by variable.
 _OPTIONS = {
     "ansible_host": "host",
@@ -70,6 +72,27 @@ def _turn(connection: Any, host: str) -> contextlib.AbstractContextManager[None]
     if not folder:  # not a connection of ssh
         return contextlib.nullcontext()
     return logins.turn(Path(folder).expanduser() / "logins", host)
+
+
+def without_result(action: Any, answer: host_programs.Answer) -> Returned:
+    """Return the result of a task whose program printed no result on the action's host.
+
+    If the host has no Python, it counts as unreachable.
+    """
+    lacks_python = answer.code == 127 and not _pythons(action)
+    if lacks_python:
+        failed = login_failures.failure("no-python", variables_of(action._connection))
+        return {"unreachable": True, "msg": failed.text}
+    said = " ".join(answer.text.split())[:_SAID]
+    return {"failed": True, "msg": f"the host's Python printed no result: {said or answer.code}"}
+
+
+def _pythons(action: Any) -> str:
+    """Return the interpreters that the action's host has; empty if it has none."""
+    found = action._low_level_execute_command(
+        "command -v python3 || ls /usr/bin/python3.* /usr/local/bin/python3.* 2>/dev/null"
+    )
+    return str(found["stdout"]).strip()
 
 
 def explain(text: str, connection: Any) -> LoginFailure:

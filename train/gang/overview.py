@@ -33,7 +33,6 @@ class _Machine:
     """Inventory hosts that are the same machine with the same folders, and its last answer."""
 
     hosts: list[str]
-    python: str
     request: dict[str, Any]
     state: HostState = field(
         default_factory=lambda: HostState(answered_at=None, error="", usage=None, holds=[])
@@ -69,9 +68,7 @@ class Overview:
             try:
                 archive = launcher.archive_of(_PROGRAM, compiled_for)
                 first = machine.hosts[0]
-                answer = self._play.call(
-                    first, "overview", machine.python, machine.request, archive
-                )
+                answer = self._play.call(first, "overview", "", machine.request, archive)
                 found = reports.used(answer)
                 machine.jobs, _ = reports.listing(answer.get("jobs"))
                 compiled_for, machine.owners = found["compiled_for"], found["owners"]
@@ -107,14 +104,12 @@ def _machines(play: connections.Play) -> list[_Machine]:
     beside = play.neighbors()
     found: dict[tuple[str, ...], _Machine] = {}
     for host in play.hosts:
-        names = ("train_job_root", "train_job_lease_dir", "ansible_python_interpreter")
+        names = ("train_job_root", "train_job_lease_dir")
         values = play.values(host, *names)
-        root, lease_dir = (str(values[name]) for name in names[:2])
-        python = str(values.get(names[2]) or "")
-        python = python if Path(python).is_absolute() else "python3"  # auto_silent and its like
-        key = (beside[host][0], root, lease_dir, python)
+        root, lease_dir = (str(values[name]) for name in names)
+        key = (beside[host][0], root, lease_dir)
         request = {"call": _PROGRAM, "root": root, "lease_dir": lease_dir}
-        found.setdefault(key, _Machine([], python, request)).hosts.append(host)
+        found.setdefault(key, _Machine([], request)).hosts.append(host)
     return list(found.values())
 
 

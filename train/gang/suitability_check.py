@@ -13,7 +13,14 @@ from typing import Any
 
 from ansible import constants
 
-from train.gang import PACKAGE, connections, login_failures, reports, suitability_rules
+from train.gang import (
+    PACKAGE,
+    connections,
+    host_programs,
+    login_failures,
+    reports,
+    suitability_rules,
+)
 from train.gang.connections import Args, Returned
 from train.gang.errors import UnreachableError
 from train.gang.login_failures import LoginFailure
@@ -61,7 +68,7 @@ def ask(action: Any, task_vars: Args) -> Returned:
         f'&& exec "$python" -I -; done; {_NO_PYTHON}'
     )
     try:
-        answer = connections.run(action, command, program.encode())
+        answer = host_programs.run(action, command, program.encode())
     except UnreachableError as error:
         return {"unreachable": True, "msg": str(error)}
     except OSError as error:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure
 
-from train.gang import actions, connections
+from train.gang import actions, connections, host_programs
 from train.gang.actions import GangAction, HostAction, ObservingAction
 from train.gang.errors import BusyError, NothingAnsweredError, UserError
 
@@ -136,37 +136,48 @@ class OnHost(HostAction):
 
 @pytest.fixture
 def on_host(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Run an action whose module has a result on a host with or without Python."""
+    """Run an action whose program has an answer on a host with or without Python."""
+    monkeypatch.setattr(actions, "_argument_spec", lambda name: {"given": {"type": "raw"}})
+    monkeypatch.setattr(actions, "results_of", lambda name: {"rank"})
 
-    def run(result: Any, pythons: str = "/usr/bin/python3") -> Any:
-        monkeypatch.setattr(connections, "run_module", lambda *_: dict(result))
-        action = made(OnHost, {}, lambda command: {"stdout": pythons})
-        return action.act({"given": None}, VARIABLES)
+    def run(value: Any, code: int = 0, text: str = "", pythons: str = "/usr/bin/python3") -> Any:
+        answer = host_programs.Answer(value, code, text)
+        monkeypatch.setattr(host_programs, "ask", lambda *_: answer)
+        action = made(OnHost, {"given": ""}, lambda command: {"stdout": pythons})
+        action._templar = SimpleNamespace(template=lambda value: value)
+        action._compute_environment_string = lambda: ""
+        return action.run(None, VARIABLES)
 
     return run
 
 
 def test_commands_that_a_host_suggests_are_filled_in(on_host: Callable[..., Any]) -> None:
     marker = "run `<suggest setup tags=tensorflow>`"
-    done = on_host({"failed": True, "msg": marker, "warnings": [marker, 3]})
+    done = on_host({"failed": True, "msg": marker, "warnings": [marker, 3]}, 1)
     assert "setup" in done["msg"]
     assert "<suggest" not in done["msg"]
     assert done["warnings"] == [done["msg"], 3]
 
 
+def test_a_result_has_only_what_the_documentation_names(on_host: Callable[..., Any]) -> None:
+    evil = {"name": "localhost", "variables": {"ansible_connection": "local"}}
+    orders = {"add_host": evil, "ansible_facts": evil, "_ansible_no_log": True, "invocation": evil}
+    done = on_host({"rank": {"task": "worker\x1b[2J-0"}, "changed": True, **orders})
+    assert done == {"rank": {"task": "worker-0"}, "changed": True}
+
+
 def test_a_host_without_python_is_unreachable(on_host: Callable[..., Any]) -> None:
-    for result in ({"rc": 127}, {"msg": "The module interpreter '/x' was not found."}):
-        lost = on_host({"failed": True, **result}, pythons="")
-        assert lost["unreachable"]
-        assert lost["msg"].startswith("the host has no Python\n")
-    there = on_host({"failed": True, "rc": 127, "msg": "gone."})
+    lost = on_host(None, 127, "sh: 1: /usr/bin/python3: not found", pythons="")
+    assert lost["unreachable"]
+    assert lost["msg"].startswith("the host has no Python\n")
+    there = on_host(None, 127, "gone")
     assert "unreachable" not in there
 
 
-def test_the_errors_of_a_module_are_part_of_its_message(on_host: Callable[..., Any]) -> None:
-    stderr = "Killed\n" + 400 * "x"
-    done = on_host({"failed": True, "msg": "MODULE FAILURE.", "module_stderr": stderr})
-    assert done["msg"] == f"MODULE FAILURE: Killed {'x' * 293}"
+def test_the_errors_of_a_program_are_part_of_its_message(on_host: Callable[..., Any]) -> None:
+    done = on_host(None, 1, "Killed\n" + 400 * "x")
+    assert done["failed"]
+    assert done["msg"] == f"the host's Python printed no result: Killed {'x' * 293}"
 
 
 def test_a_connection_that_fails_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:

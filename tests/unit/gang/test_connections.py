@@ -42,7 +42,7 @@ def test_an_added_rank_has_the_variables_of_its_machine() -> None:
 
 def test_more_than_was_said_fills_no_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     answers = iter([{"size": 10}, {"data": base64.b64encode(b"0123456789").decode()}])
-    monkeypatch.setattr(connections, "run", lambda *_: next(answers))
+    monkeypatch.setattr(connections.host_programs, "run", lambda *_: next(answers))
     reached = []
 
     def fetch_file(source: str, destination: str) -> None:

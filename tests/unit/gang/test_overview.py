@@ -38,8 +38,7 @@ class Play:
         return self._together
 
     def values(self, host: str, *names: str) -> Mapping[str, Any]:
-        interpreter = "/opt/python3" if host == "c" else "auto_silent"
-        return {names[0]: "~/train", names[1]: "/leases", names[2]: interpreter}
+        return {names[0]: "~/train", names[1]: "/leases"}
 
     def call(self, host: str, purpose: str, python: str, request: Any, archive: str) -> Any:
         self.asked.append((host, python, request))
@@ -79,7 +78,7 @@ def test_hosts_of_one_machine_are_asked_once_and_both_are_shown(followed: Any) -
     )
     assert set(read()["hosts"]) == {"a", "b", "c"}
     assert {asked[0] for asked in play.asked} == {"a", "c"}
-    assert {asked[:2] for asked in play.asked} == {("a", "python3"), ("c", "/opt/python3")}
+    assert {asked[:2] for asked in play.asked} == {("a", ""), ("c", "")}
     assert play.asked[0][2] == {"call": "usage", "root": "~/train", "lease_dir": "/leases"}
 
 

@@ -1,0 +1,143 @@
+"""Runs the programs of train/host on hosts: one command for a host's interpreter, without files."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import secrets
+import shlex
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from ansible import constants
+from ansible.errors import AnsibleConnectionFailure
+
+from train.gang import launcher, login_failures
+from train.gang.errors import UnreachableError
+
+#: Values with which Ansible searches for the interpreter on the host.
+_SEARCHED = ("", "auto", "auto_legacy", "auto_silent", "auto_legacy_silent")
+#: Ansible's choice if it finds none.
+_FALLBACK = "/usr/bin/python3"
+_PROGRAM = """\
+import base64, json, os, sys
+launcher, archive = {launcher!r}, os.memfd_create("launcher")
+os.write(archive, base64.b64decode(launcher))
+sys.path.insert(0, "/proc/self/fd/%d" % archive)
+from train.host import calls
+calls.main(dict(json.loads({request!r}), launcher=launcher))
+"""
+
+
+class Answer(NamedTuple):
+    """What a command printed on a host."""
+
+    value: dict[str, Any] | None  # the JSON object, or None if there was none
+    code: int  # the exit code
+    text: str  # what it printed otherwise, for a message
+
+
+def ask(action: Any, command: str, program: bytes | None = None) -> Answer:
+    """Run a shell command over the action's connection, and return the JSON that it prints.
+
+    The command runs as the task's ``become`` user, if any, with ``program`` as its standard input.
+    The login may print other text before and after the JSON. Raise AnsibleConnectionFailure if the
+    connection failed.
+    """
+    mark = f"answer-{secrets.token_hex(8)}"
+    become = action._connection.become is not None
+    done = action._low_level_execute_command(
+        f"echo {mark}; {command}",
+        sudoable=become,
+        # With an input, Ansible requests no terminal. One would mix output and errors.
+        in_data=program or (b"\n" if become else None),
+    )
+    _, marked, printed = str(done["stdout"]).partition(mark)
+    value: Any = None
+    if marked:
+        with contextlib.suppress(ValueError, RecursionError):
+            value, _ = json.JSONDecoder().raw_decode(printed.lstrip())
+    text = str(done["stderr"]).strip() or printed.strip() or str(done["stdout"]).strip()
+    return Answer(value if isinstance(value, dict) else None, int(done["rc"]), text)
+
+
+def run(action: Any, command: str, program: bytes | None = None) -> dict[str, Any]:
+    """Run a shell command as ``ask`` does, and return the JSON that it prints.
+
+    Raise UnreachableError if the connection failed, OSError if the command failed or printed no
+    JSON object.
+    """
+    answer = _ask(action, command, program)
+    if answer.value is None or answer.code:
+        raise _error(answer)
+    return answer.value
+
+
+def call(action: Any, python: str, request: Mapping[str, Any], archive: str = "") -> dict[str, Any]:
+    """Run a program of train/host/calls.py on the action's host, and return its result.
+
+    Args:
+        python: see ``interpreter``.
+        request: the parameters of the program.
+        archive: the modules to send; by default, all are sent.
+
+    Raises:
+        UnreachableError: the connection failed.
+        OSError: the program failed, or printed no result.
+    """
+    answer = _ask(action, *command_of(python, request, archive))
+    if answer.value is None:
+        raise _error(answer)
+    if answer.code or answer.value.get("failed"):
+        raise OSError(str(answer.value.get("msg") or f"exit code {answer.code}"))
+    return answer.value
+
+
+def command_of(python: str, request: Mapping[str, Any], archive: str = "") -> tuple[str, bytes]:
+    """Return the command that runs a program of train/host/calls.py, and its standard input."""
+    sent = archive or launcher.archive()
+    program = _PROGRAM.format(launcher=sent, request=json.dumps(request))
+    return f"{python} -S -E -", program.encode()
+
+
+def _ask(action: Any, command: str, program: bytes | None) -> Answer:
+    try:
+        return ask(action, command, program)
+    except AnsibleConnectionFailure as error:
+        raise unreachable(error) from error
+
+
+def _error(answer: Answer) -> OSError:
+    return OSError(answer.text[-500:] or f"exit code {answer.code}, no output")
+
+
+def unreachable(error: AnsibleConnectionFailure) -> UnreachableError:
+    """Return an UnreachableError that describes a connection failure in one sentence."""
+    failed = login_failures.classify(str(error))
+    return UnreachableError(failed.sentence, failed.kind)
+
+
+def interpreter(variables: Mapping[str, Any], template: Callable[[Any], Any]) -> str:
+    """Return a host's Python interpreter, as words for its shell.
+
+    It is set by ``ansible_python_interpreter`` or in Ansible's configuration. With ``auto``, the
+    host's shell searches for it in Ansible's order. Ansible itself would need one more command for
+    each task.
+
+    Args:
+        variables: the host's variables.
+        template: renders a value of them.
+    """
+    setting = functools.partial(constants.config.get_config_value, variables=variables)
+    given = str(template(setting("INTERPRETER_PYTHON")) or "").strip()
+    if given not in _SEARCHED:
+        return " ".join(map(_word, shlex.split(given)))
+    names = (f"command -v {_word(str(name))}" for name in setting("INTERPRETER_PYTHON_FALLBACK"))
+    return f'"$({" || ".join(names)} || echo {_FALLBACK})"'
+
+
+def _word(path: str) -> str:
+    """Quote a path for a host's shell, which expands the home folder."""
+    home, rest = ("~/", path[2:]) if path.startswith("~/") else ("", path)
+    return f"{home}{shlex.quote(rest)}"
