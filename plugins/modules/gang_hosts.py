@@ -33,10 +33,9 @@ options:
     description: The folder of results on the control node.
     type: str
     required: true
-  registered:
+  checks:
     description: >-
-      The variable in which the results of M(tensorflow_ansible.cluster.host_check) are
-      registered.
+      The variable in which the result of M(tensorflow_ansible.cluster.gang_check) is registered.
     type: str
     required: true
 attributes:
@@ -54,7 +53,7 @@ EXAMPLES = r"""
     min_workers: 0
     job: ''
     runs_dir: runs
-    registered: checked
+    checks: checks
 """
 
 RETURN = r"""

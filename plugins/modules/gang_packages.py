@@ -49,10 +49,9 @@ options:
     description: Whether to send the wheels to the hosts, because they have no network.
     type: bool
     default: false
-  registered:
+  checks:
     description: >-
-      The variable in which the results of M(tensorflow_ansible.cluster.host_check) are
-      registered.
+      The variable in which the result of M(tensorflow_ansible.cluster.gang_check) is registered.
     type: str
     required: true
 attributes:
@@ -73,7 +72,7 @@ EXAMPLES = r"""
     module: ''
     requirements: auto
     playbook_dir: '{{ playbook_dir }}'
-    registered: checked
+    checks: checks
 """
 
 RETURN = r"""

@@ -84,10 +84,9 @@ options:
       restart policy.
     type: dict
     required: true
-  registered:
+  checks:
     description: >-
-      The variable in which the results of M(tensorflow_ansible.cluster.host_check) are
-      registered.
+      The variable in which the result of M(tensorflow_ansible.cluster.gang_check) is registered.
     type: str
     required: true
 attributes:
@@ -127,7 +126,7 @@ EXAMPLES = r"""
         restart_delay: 5
         min_workers: 0
         host_wait: 600
-    registered: checked
+    checks: checks
 """
 
 RETURN = r"""

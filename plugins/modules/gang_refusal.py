@@ -24,10 +24,16 @@ options:
     type: list
     elements: str
     required: true
+  checks:
+    description: >-
+      The variable in which the result of M(tensorflow_ansible.cluster.gang_check) is registered, to
+      find hosts that were unreachable.
+    type: str
+    required: true
   host_steps:
     description: >-
-      The variables in which the results of the start's tasks on hosts are registered, to find hosts
-      that were unreachable.
+      The variables in which the results of the start's tasks on hosts are registered, for the same
+      purpose.
     type: list
     elements: str
     required: true
@@ -51,8 +57,8 @@ EXAMPLES = r"""
     gang_steps:
       - plan
       - ready
+    checks: checks
     host_steps:
-      - checked
       - staged
 """
 

@@ -188,6 +188,12 @@ class PlaybookOutcome:
         self.failures.clear()
         self.unreachable.clear()
 
+    def note_unreachable(self, results: Mapping[str, Any]) -> None:
+        """Note the hosts that cannot be reached according to the results of hosts."""
+        for host, result in results.items():
+            if result.get("unreachable"):
+                self.unreachable[host] = login_failures.of_result(result)
+
     def result(self, action: str) -> dict[str, Any]:
         """Return the result of an action that runs once; empty if it did not run."""
         return next(iter(self.results.get(action, {}).values()), {})
@@ -311,6 +317,8 @@ class Playbook:
                         hosts.append(host)
             else:
                 self.outcome.results.setdefault(module_of(data), {})[host] = result
+                if module_of(data) == "gang_check":
+                    self.outcome.note_unreachable(result["hosts"])
                 if module_of(data) == "gang_refusal":
                     self.outcome.forget_failures()
                 if module_of(data) in _ENDS and result.get("result"):

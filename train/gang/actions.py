@@ -23,7 +23,6 @@ from train.gang import (
     connections,
     host_programs,
     login_check,
-    reports,
     suggestions,
 )
 from train.gang.connections import Args, Play, Returned
@@ -32,8 +31,6 @@ from train.gang.login_failures import LoginFailure
 
 #: Parts of any task's result.
 _OF_ANY_TASK = ("changed", "failed", "msg", "unreachable", "warnings")
-#: Fields of a manifest that keep all of their characters, because the script gets them again.
-_EXACT = ("arguments", "rank_arguments")
 
 
 @functools.cache
@@ -213,30 +210,8 @@ class HostAction(_Action):
         answer = host_programs.ask(self, f"{environment} {command}", program)
         if answer.value is None:
             return login_check.without_result(self, answer)
-        return harmless(answer.value)
-
-
-def harmless(found: Args) -> Returned:
-    """Return the result of a program on a host with only harmless values.
-
-    Its markers are replaced by suggested commands.
-    """
-    done: Returned = reports.bounded(found)
-    manifest = found.get("manifest")
-    if isinstance(manifest, Mapping):
-        done["manifest"].update({name: manifest[name] for name in _EXACT if name in manifest})
-    for name in ("msg", "warnings"):
-        if name in done:
-            done[name] = _with_commands(done[name])
-    return done
+        return host_programs.harmless(answer.value)
 
 
 def _unreachable(failed: LoginFailure) -> Returned:
     return {"unreachable": True, "msg": failed.text}
-
-
-def _with_commands(said: Any) -> Any:
-    """Return a host's message or list of warnings, with markers replaced by suggested commands."""
-    if isinstance(said, list):
-        return [_with_commands(line) for line in said]
-    return suggestions.filled(said) if isinstance(said, str) else said

@@ -49,6 +49,8 @@ Returned = dict[str, Any]
 #: Variables of a rank that train_job_ranks adds to the inventory: the host of its machine, and the
 #: number of the rank on that machine, from 1.
 MACHINE, SLOT = "__train_job_machine", "__train_job_slot"
+#: Variables with a host's connection plugin, address, port and user.
+_ADDRESS = ("ansible_connection", "ansible_host", "ansible_port", "ansible_user")
 #: Size in bytes of the pieces in which a file is fetched.
 _PIECE = 4 << 20
 #: Maximum size of an archive relative to its files: small files hardly compress.
@@ -273,14 +275,18 @@ class Play:
         found: Returned = self._hostvars[host].get(name) or {}
         return found
 
+    def checks(self, name: str) -> dict[str, Returned]:
+        """Return the results of ``gang_check``, registered as ``name``, by host."""
+        found: dict[str, Returned] = self.registered(self.host, name).get("hosts") or {}
+        return found
+
     def connection(self, host: str) -> tuple[str, str, str, str]:
         """Return the connection plugin, address, port and user of a host; empty strings if unset.
 
         The address defaults to the host's name, except for the plugin ``local``.
         """
         variables = self._hostvars[host]
-        names = ("ansible_connection", "ansible_host", "ansible_port", "ansible_user")
-        plugin, address, port, user = (str(variables.get(name) or "") for name in names)
+        plugin, address, port, user = (str(variables.get(name) or "") for name in _ADDRESS)
         return plugin, address or (host if plugin != "local" else ""), port, user
 
     def has(self, host: str) -> bool:
@@ -324,7 +330,20 @@ class Play:
         """Return all variables of a host, with their templates not yet rendered."""
         return ansible_core.variables_of(self._action, self._hostvars, host)
 
-    def values(self, host: str, *names: str) -> Args:
+    def names_of_connection_settings(self, host: str) -> list[str]:
+        """Return the names of a host's variables that determine how Ansible connects to it.
+
+        Address, port, user and plugin are left out: see ``neighbors``.
+        """
+        return [
+            name
+            for name, value in self.variables(host).items()
+            if name.startswith("ansible_")
+            and name not in (*_ADDRESS, *constants.INTERNAL_STATIC_VARS)
+            and isinstance(value, (str, int))
+        ]
+
+    def values(self, host: str, *names: str) -> Returned:
         """Return the rendered values of those variables in ``names`` that are set for a host.
 
         Raise UserError if a template in one of them is invalid.
@@ -429,7 +448,7 @@ class Play:
 
     def is_here(self, host: str, purpose: str) -> bool:
         """Return whether commands for a host would run on this machine as this user."""
-        connection = self._action_of(host, purpose)._connection
+        connection = self.action_of(host, purpose)._connection
         return connection.transport == "local" and connection.become is None
 
     def run(self, host: str, purpose: str, words: Sequence[str], folder: str) -> Returned:
@@ -440,7 +459,7 @@ class Play:
         """
         home, rest = ("~/", folder[2:]) if folder.startswith("~/") else ("", folder)
         command = f"cd {home}{shlex.quote(rest)} && {shlex.join(words)}"
-        return host_programs.run(self._action_of(host, purpose), command)
+        return host_programs.run(self.action_of(host, purpose), command)
 
     def login(self, host: str, purpose: str, command: str) -> tuple[str, str]:
         """Run a command that prints a line. Return the rest of the login's output, and that line.
@@ -452,7 +471,7 @@ class Play:
         marked = f"echo {mark} $({command}) {mark}"
         try:
             # With an input, Ansible requests no terminal, and ssh prints no message about its end.
-            action = self._action_of(host, purpose)
+            action = self.action_of(host, purpose)
             done = action._low_level_execute_command(marked, sudoable=False, in_data=b"\n")
         except AnsibleConnectionFailure as error:
             raise host_programs.unreachable(error) from error
@@ -471,20 +490,24 @@ class Play:
         See host_programs.call. ``python`` is the path of an interpreter; if it is empty, that of
         the host's variables is used.
         """
-        action = self._action_of(host, purpose)
-        words = shlex.quote(python) if python else self._interpreters[host]
+        action = self.action_of(host, purpose)
+        words = shlex.quote(python) if python else self.interpreter_of(host)
         return host_programs.call(action, words, request, archive)
+
+    def interpreter_of(self, host: str) -> str:
+        """Return the interpreter of a host that already has an action, see host_programs."""
+        return self._interpreters[host]
 
     def fetch(self, host: str, source: str, destination: Path, limit: int) -> None:
         """Copy an archive from a host to this machine; see the function ``fetch``."""
-        fetch(self._action_of(host, "fetch"), source, destination, limit)
+        fetch(self.action_of(host, "fetch"), source, destination, limit)
 
     def connect(self, host: str, purpose: str) -> Any:
         """Return Ansible's connection to a host for one purpose. Nothing is sent yet."""
-        return self._action_of(host, purpose)._connection
+        return self.action_of(host, purpose)._connection
 
-    def _action_of(self, host: str, purpose: str) -> Any:
-        """Return an action with the connection to a host for one purpose."""
+    def action_of(self, host: str, purpose: str) -> Any:
+        """Return an action with the connection to a host for one purpose. Nothing is sent yet."""
         with self._connecting:
             if (host, purpose) not in self._actions:
                 variables = self.variables(host)

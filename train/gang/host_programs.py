@@ -13,13 +13,15 @@ from typing import Any, NamedTuple
 from ansible import constants
 from ansible.errors import AnsibleConnectionFailure
 
-from train.gang import launcher, login_failures
+from train.gang import launcher, login_failures, reports, suggestions
 from train.gang.errors import UnreachableError
 
 #: Values with which Ansible searches for the interpreter on the host.
 _SEARCHED = ("", "auto", "auto_legacy", "auto_silent", "auto_legacy_silent")
 #: Ansible's choice if it finds none.
 _FALLBACK = "/usr/bin/python3"
+#: Fields of a manifest that keep all of their characters, because the script gets them again.
+_EXACT = ("arguments", "rank_arguments")
 _PROGRAM = """\
 import base64, json, os, sys
 launcher, archive = {launcher!r}, os.memfd_create("launcher")
@@ -110,6 +112,28 @@ def _ask(action: Any, command: str, program: bytes | None) -> Answer:
 
 def _error(answer: Answer) -> OSError:
     return OSError(answer.text[-500:] or f"exit code {answer.code}, no output")
+
+
+def harmless(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the result of a program on a host with only harmless values.
+
+    Its markers are replaced by suggested commands.
+    """
+    done: dict[str, Any] = reports.bounded(found)
+    manifest = found.get("manifest")
+    if isinstance(manifest, Mapping):
+        done["manifest"].update({name: manifest[name] for name in _EXACT if name in manifest})
+    for name in ("msg", "warnings"):
+        if name in done:
+            done[name] = _with_commands(done[name])
+    return done
+
+
+def _with_commands(said: Any) -> Any:
+    """Return a host's message or list of warnings, with markers replaced by suggested commands."""
+    if isinstance(said, list):
+        return [_with_commands(line) for line in said]
+    return suggestions.filled(said) if isinstance(said, str) else said
 
 
 def unreachable(error: AnsibleConnectionFailure) -> UnreachableError:

@@ -24,7 +24,7 @@ from train.host import processes
 
 #: Seconds until a slow host is reported, and until its login counts as failed. The margin lets
 #: Ansible's own connection timeout expire first.
-_NAMED_S, _LIMIT_S, _MARGIN_S = 4.0, 9.5, 1.5
+NAMED_S, _LIMIT_S, _MARGIN_S = 4.0, 9.5, 1.5
 #: Characters of a host's output in a message.
 _SAID = 300
 #: Options of Ansible's connection plugins, by variable.
@@ -42,31 +42,49 @@ _OPTIONS = {
 def failure_of(action: Any, host: str) -> LoginFailure | None:
     """Log in to the action's host. Return the failure, or None if the login works."""
     connection = action._connection
-    become = connection.become is not None
-    if connection.transport == "local" and not become:
+    if not needs_login(connection):
         return None
-    mark = f"login-{secrets.token_hex(8)}"
-    host_vars = variables_of(connection)
-    limit = max(_LIMIT_S, float(_option(connection, "timeout") or 0) + _MARGIN_S)
     with (
-        _turn(connection, host),
-        _limited(limit, lambda: say(login_failures.waiting([host]))) as expired,
+        turn(connection, host),
+        _limited(limit_of(connection), lambda: say(login_failures.waiting([host]))) as expired,
     ):
-        try:
-            done = action._low_level_execute_command(f"echo {mark}", sudoable=become, in_data=b"\n")
-            if mark in str(done["stdout"]):
-                return None
-            text = f"{done['stdout']}\n{done['stderr']}"
-        except AnsibleError as error:
-            text = str(error)
-    if expired.is_set():
-        return login_failures.failure("hangs", host_vars)
+        failed = attempt(action)
+    return hanging(connection) if expired.is_set() else failed
+
+
+def needs_login(connection: Any) -> bool:
+    """Return whether commands run on another machine, or as another user."""
+    return connection.transport != "local" or connection.become is not None
+
+
+def limit_of(connection: Any) -> float:
+    """Return the seconds after which a login counts as failed."""
+    return max(_LIMIT_S, float(_option(connection, "timeout") or 0) + _MARGIN_S)
+
+
+def hanging(connection: Any) -> LoginFailure:
+    """Return the failure of a login that exceeded its limit."""
+    return login_failures.failure("hangs", variables_of(connection))
+
+
+def attempt(action: Any) -> LoginFailure | None:
+    """Log in to the action's host, however long it takes. Return the failure, or None."""
+    connection = action._connection
+    mark = f"login-{secrets.token_hex(8)}"
+    become = connection.become is not None
+    try:
+        done = action._low_level_execute_command(f"echo {mark}", sudoable=become, in_data=b"\n")
+        if mark in str(done["stdout"]):
+            return None
+        text = f"{done['stdout']}\n{done['stderr']}"
+    except AnsibleError as error:
+        text = str(error)
     if not text.strip():
-        return login_failures.failure("no-commands", host_vars)
+        return login_failures.failure("no-commands", variables_of(connection))
     return explain(text, connection)
 
 
-def _turn(connection: Any, host: str) -> contextlib.AbstractContextManager[None]:
+def turn(connection: Any, host: str) -> contextlib.AbstractContextManager[None]:
     """Return a context in which this login may begin, see ``logins.turn``."""
     folder = _option(connection, "control_path_dir")
     if not folder:  # not a connection of ssh
@@ -133,25 +151,30 @@ def has_passphrase(key: Path) -> bool:
     return False
 
 
+def end_children() -> None:
+    """Ask the children of this process, such as ssh, to end."""
+    for pid, process in processes.snapshot().items():
+        if process.parent == os.getpid():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+
+
 @contextlib.contextmanager
 def _limited(limit: float, on_wait: Callable[[], None]) -> Iterator[threading.Event]:
     """Limit the duration of a block, and yield an event that is set if the block takes too long.
 
-    Call ``on_wait`` if the block has not ended after _NAMED_S seconds. After ``limit`` seconds, set
+    Call ``on_wait`` if the block has not ended after NAMED_S seconds. After ``limit`` seconds, set
     the event and end this process's children.
     """
     ended, expired = threading.Event(), threading.Event()
 
     def watch() -> None:
-        if ended.wait(_NAMED_S):
+        if ended.wait(NAMED_S):
             return
         on_wait()
-        while not ended.wait(0.5 if expired.is_set() else limit - _NAMED_S):
+        while not ended.wait(0.5 if expired.is_set() else limit - NAMED_S):
             expired.set()
-            for pid, process in processes.snapshot().items():
-                if process.parent == os.getpid():
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGTERM)
+            end_children()
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()

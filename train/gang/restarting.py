@@ -211,7 +211,7 @@ def judge_refusal(play: connections.Play, args: Args) -> Returned:
     if refusal.get("stopped"):
         return _stopped(play, run_dir, str(args["metrics_dir"]), str(refusal["stopped"]))
     manifest = read_manifest(run_dir.name, run_dir.parent)
-    lost = _unreachable(play, args["host_steps"])
+    lost = _unreachable(play, str(args["checks"]), args["host_steps"])
     lines = login_failures.merged(lost)
     if not refusal.get("nothing_answered"):
         lines.append(str(refusal["msg"]))
@@ -264,15 +264,14 @@ def _refusal(play: connections.Play, steps: Sequence[str]) -> Mapping[str, Any]:
 
 
 def _unreachable(
-    play: connections.Play, steps: Sequence[str]
+    play: connections.Play, checks: str, steps: Sequence[str]
 ) -> dict[str, login_failures.LoginFailure]:
     """Return the hosts that could not be reached during this start, with the reasons."""
-    found = {}
+    checked, found = play.checks(checks), {}
     for host in play.hosts:
-        for name in steps:
-            registered = play.registered(host, name)
-            if registered.get("unreachable"):
-                found[host] = login_failures.of_result(registered)
+        for result in [checked.get(host, {}), *(play.registered(host, name) for name in steps)]:
+            if result.get("unreachable"):
+                found[host] = login_failures.of_result(result)
     return found
 
 

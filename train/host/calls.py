@@ -206,7 +206,7 @@ def _problem(task: str, report: records.StopReport) -> str:
 CALLS = {
     "environment_info": "environments.describe",
     "has_checkpoint": "calls.has_checkpoint",
-    "host_check": "preflight.check",
+    "host_checks": "preflight.check_all",
     "host_examine": "checkup.check",
     "job_info": "jobs.list_here",
     "job_remove": "jobs.remove",

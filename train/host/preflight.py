@@ -7,7 +7,7 @@ import shlex
 import subprocess
 import sys
 import time
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 from . import (
     environments,
@@ -79,8 +79,10 @@ def check_preemption(root: str, job: str, setting: str) -> List[str]:
     return ["its metadata server reports that this host will be reclaimed (train_job_preemption)"]
 
 
-def check_port(port: int, job: str, held: List[leases.Entry], wait: float) -> List[str]:
-    """Return the reasons why a job cannot bind ``port``.
+def check_port(
+    port: int, job: str, held: List[leases.Entry], wait: float, known: Optional[Set[int]] = None
+) -> List[str]:
+    """Return the reasons why a job cannot bind ``port``. For ``known`` see processes.is_free.
 
     If the job can ``wait`` for other jobs, a port that another job holds is not a reason.
     """
@@ -90,7 +92,7 @@ def check_port(port: int, job: str, held: List[leases.Entry], wait: float) -> Li
             if wait or (lease["job"] == job and lease["own"]):
                 return []
             return [f"port {port} is {leases.whose(lease)}: stop that job, {choose}, {WAIT}"]
-    if processes.is_free(port):
+    if processes.is_free(port, known):
         return []
     return [f"port {port} is in use by {processes.listener(port)}: end that process, or {choose}"]
 
@@ -222,7 +224,21 @@ def lacks_firewall() -> bool:
     return done.stdout.strip() in ("inactive", "failed")
 
 
-def check(params: Params) -> CallResult:
+class Machine:
+    """Facts that are read once for all ranks of a machine, because that takes long."""
+
+    def __init__(self) -> None:
+        self.ports = processes.listening()
+        self._lacks: Dict[Tuple[str, str], bool] = {}
+
+    def lacks(self, python: str, module: str) -> bool:
+        """Return what the function ``lacks`` returns."""
+        if (python, module) not in self._lacks:
+            self._lacks[python, module] = lacks(python, module)
+        return self._lacks[python, module]
+
+
+def check(params: Params, machine: Machine) -> CallResult:
     """Check this host for a rank. Raise CallError if a rank cannot start on it.
 
     Return ``host`` (host_facts.HostFacts), ``lacks_framework``, the ``ranks`` of an earlier
@@ -248,7 +264,7 @@ def check(params: Params) -> CallResult:
     problems += check_space(root, int(params["min_free_mb"]))
     held = leases.holders(lease_dir)
     if port is not None:
-        problems += check_port(port, job, held, wait)
+        problems += check_port(port, job, held, wait, machine.ports)
     if not os.access(python, os.X_OK):
         problems.append(
             f"no such interpreter: {python}; {INSTALLS.get(framework, f'{_SETUP} to create it')}, "
@@ -327,8 +343,29 @@ def check(params: Params) -> CallResult:
             framework != frameworks.NONE
             and tensorflow.version is None
             and framework not in of_framework.versions
-            and lacks(python, framework)
+            and machine.lacks(python, framework)
         ),
         "ranks": [ranks.identify(path, ranks.specification(path)) for path in earlier],
         "warnings": warnings,
     }
+
+
+def check_all(params: Params) -> CallResult:
+    """Check this host for several ranks, see ``check``.
+
+    Return ``hosts``: the result for each rank by its inventory host. If a rank cannot start, its
+    result has ``failed`` and the reasons as ``msg``.
+
+    Args:
+        params: parameters that the ranks share; ``hosts``, the other parameters of each rank by
+            its inventory host.
+    """
+    shared = {name: value for name, value in params.items() if name != "hosts"}
+    results: Dict[str, CallResult] = {}
+    machine = Machine()
+    for host, own in params["hosts"].items():
+        try:
+            results[host] = check({**shared, **own, "host": host}, machine)
+        except CallError as error:
+            results[host] = {**error.more, "failed": True, "msg": str(error)}
+    return {"hosts": results}

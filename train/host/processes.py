@@ -289,6 +289,11 @@ def _listening() -> Dict[int, Set[str]]:
     return sockets
 
 
+def listening() -> Set[int]:
+    """Return the TCP ports on which processes of this host listen, at any address."""
+    return set(_listening())
+
+
 def is_listening(port: int) -> bool:
     """Return whether a process of this host listens on TCP ``port``, at any address."""
     return port in _listening()
@@ -306,9 +311,12 @@ def listener(port: int) -> str:
     return "a process of another user"
 
 
-def is_free(port: int) -> bool:
-    """Return whether a server can bind TCP ``port`` on all addresses, as TensorFlow's does."""
-    if is_listening(port):
+def is_free(port: int, known: Optional[Set[int]] = None) -> bool:
+    """Return whether a server can bind TCP ``port`` on all addresses, as TensorFlow's does.
+
+    ``known`` are the ports in use, to read them once for many ports; see ``listening``.
+    """
+    if port in (listening() if known is None else known):
         return False
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as server:
         # As in gRPC: connections in TIME_WAIT do not count.

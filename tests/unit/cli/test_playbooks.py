@@ -51,6 +51,15 @@ def test_where_no_host_answers_only_the_logins_are_reported() -> None:
     assert outcome.messages == [f"node-1 and node-2 are unreachable: {REFUSED.text}"]
 
 
+def test_hosts_that_fail_the_check_of_a_gang_are_unreachable() -> None:
+    lost = {"unreachable": True, "msg": REFUSED.text}
+    hosts = {"node-1": lost, "node-2": {"failed": True, "msg": "no space"}, "node-3": lost}
+    checked = ended("runner_on_ok", "node-1", "gang_check", hosts=hosts)
+    outcome = outcome_of(checked, ended("runner_on_failed", "node-1", "gang_hosts", msg="too few"))
+    assert outcome.messages == [f"node-1 and node-3 are unreachable: {REFUSED.text}", "too few"]
+    assert outcome.results["gang_check"]["node-1"]["hosts"]["node-2"]["failed"]
+
+
 def test_hosts_whose_login_takes_long_are_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [login_failures.waiting([host]) for host in ("node-1", "node-2", "node-1")]
     outcome = outcome_of(*({"event": "verbose", "stdout": f"{line}\n"} for line in lines))

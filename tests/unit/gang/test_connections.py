@@ -32,6 +32,16 @@ def test_hosts_that_are_reached_in_the_same_way_share_a_machine() -> None:
     assert all(host in names for host, names in Play.neighbors(play).items())
 
 
+def test_everything_that_changes_a_connection_is_one_of_its_settings() -> None:
+    given = {
+        **{"ansible_host": "10.0.0.1", "ansible_ssh_private_key_file": "~/key", "color": "red"},
+        **{"ansible_become": True, "ansible_playbook_python": "/python", "ansible_facts": {"a": 1}},
+    }
+    play: Any = SimpleNamespace(variables=lambda host: given)
+    names = Play.names_of_connection_settings(play, "a")
+    assert names == ["ansible_ssh_private_key_file", "ansible_become"]
+
+
 def test_an_added_rank_has_the_variables_of_its_machine() -> None:
     variables: Any = {"a": {"group_names": ["worker"]}, "b": {connections.MACHINE: "a"}}
     play: Any = SimpleNamespace(_hostvars=variables)

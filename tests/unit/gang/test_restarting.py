@@ -72,6 +72,7 @@ def a_play(
         hosts=HOSTS,
         host=HOSTS[0],
         registered=seen,
+        checks=lambda name: (registered or {}).get(name) or {},
         call=lambda host, purpose, python, request: answer(host),
         run=lambda host, purpose, words, folder: answer(host),
         notification=lambda hosts: ([], "", ""),
@@ -87,7 +88,8 @@ def wait(run_dir: Path, play: Any, before: Any = None, **changed: Any) -> Any:
 def refuse(run_dir: Path, play: Any, **tried: Any) -> Any:
     last = {"attempt": 3, "failed_at": 10.0, "refusals": 0, "is_patient": True, "min_workers": 0}
     given = {"run_dir": str(run_dir), "tried": {**last, **tried}, "metrics_dir": ""}
-    given |= {"gang_steps": ["placement", "leases", "ready"], "host_steps": ["preflight", "rank"]}
+    given |= {"gang_steps": ["placement", "leases", "ready"], "host_steps": ["rank"]}
+    given["checks"] = "checks"
     return restarting.judge_refusal(play, given)
 
 
@@ -136,7 +138,7 @@ def test_a_job_that_grows_needs_no_more_hosts_than_before(run_dir: Path) -> None
     # If a host of the job is lost meanwhile, the job waits as after a failure, and still grows.
     started = [{"staged": True, "ranks": {"worker-0": "node-1"}}]
     write_manifest(run_dir, attempts=started, min_workers=1)
-    lost = {"placement": {"failed": True, "msg": "no"}, "preflight": {"node-1": LOST}}
+    lost = {"placement": {"failed": True, "msg": "no"}, "checks": {"node-1": LOST}}
     refused = refuse(run_dir, a_play(lost), **{**following, "attempt": 3})
     assert (refused["then"], refused["without"]) == ("restart.yml", {})
     later = wait(run_dir, a_play(), {**refused, "failed_at": 0.0})
@@ -302,7 +304,7 @@ def test_a_job_is_given_up_when_hosts_stay_away_but_not_for_want_of_a_network(
     run_dir: Path, lost: list[str]
 ) -> None:
     registered = {
-        "preflight": dict.fromkeys(lost, LOST),
+        "checks": dict.fromkeys(lost, LOST),
         "placement": {"failed": True, "msg": "too few"},
     }
     following = refuse(run_dir, a_play(registered), is_patient=False)

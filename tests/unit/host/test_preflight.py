@@ -101,16 +101,16 @@ def test_whether_an_interpreter_has_the_framework(framework: str, tmp_path: Path
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     program.chmod(0o755)
     python = {"python": str(program), "framework": framework}
-    assert preflight.check(given(tmp_path, **python))["lacks_framework"]
+    assert preflight.check(given(tmp_path, **python), preflight.Machine())["lacks_framework"]
     package = tmp_path / "somewhere" / framework
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
     program.write_text(f'#!/bin/sh\nPYTHONPATH={package.parent} exec "{sys.executable}" "$@"\n')
-    assert not preflight.check(given(tmp_path, **python))["lacks_framework"]
+    assert not preflight.check(given(tmp_path, **python), preflight.Machine())["lacks_framework"]
 
 
 def test_a_rank_of_any_program_needs_no_framework(tmp_path: Path) -> None:
-    checked = preflight.check(given(tmp_path, framework="none"))
+    checked = preflight.check(given(tmp_path, framework="none"), preflight.Machine())
     assert (checked["lacks_framework"], checked["host"]["versions"]) == (False, {})
 
 
@@ -132,9 +132,9 @@ def test_versions_of_a_framework_and_whether_it_uses_gpus(
     program.symlink_to(sys.executable)
     for name in packages:
         (tmp_path / f"env/lib/python3.11/site-packages/{name}.dist-info").mkdir(parents=True)
-    host = preflight.check(given(tmp_path, python=str(program), framework=framework, gpus="auto"))[
-        "host"
-    ]
+    host = preflight.check(
+        given(tmp_path, python=str(program), framework=framework, gpus="auto"), preflight.Machine()
+    )["host"]
     assert len(host["versions"]) == versions
     assert f"{framework}-{host['versions'].get(framework, '')}" in [*packages, f"{framework}-"]
     assert (host["gpus_wanted"], host["tensorflow"]) == (gpus_wanted, None)
@@ -145,13 +145,13 @@ def test_an_environment_on_a_filesystem_with_noexec_is_refused(
 ) -> None:
     monkeypatch.setattr(suitability, "is_noexec", lambda *_: True)
     with pytest.raises(CallError, match=r"mounted with noexec.*remount,exec"):
-        preflight.check(given(tmp_path))
+        preflight.check(given(tmp_path), preflight.Machine())
 
 
 def test_who_opens_a_port_is_warned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "lacks_firewall", lambda: True)
-    assert preflight.check(given(tmp_path))["warnings"] == []
-    assert preflight.check(given(tmp_path, port=12345))["warnings"] == [
+    assert preflight.check(given(tmp_path), preflight.Machine())["warnings"] == []
+    assert preflight.check(given(tmp_path, port=12345), preflight.Machine())["warnings"] == [
         "the table inet train of the role firewall is not loaded on this host, so any host "
         "can connect to port 12345: run `<suggest setup tags=firewall>`"
     ]

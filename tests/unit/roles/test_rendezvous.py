@@ -36,10 +36,9 @@ def test_variables_of_each_host(template: str, case: Path) -> None:
         "__train_job_id": given.get("job", ""),
         "__train_job_attempt": given.get("attempt", 1),
         "train_job_max_restarts": 3,
-        # The result of the previous task on each host.
-        "hostvars": {
-            name: {"__train_job_preflight": {"host": found}}
-            for name, found in given["hosts"].items()
+        # The result of the task that checks the hosts.
+        "__train_job_checks": {
+            "hosts": {name: {"host": found} for name, found in given["hosts"].items()}
         },
     }
     templar = Templar(loader=DataLoader(), variables=variables)

@@ -30,10 +30,9 @@ def test_tf_config_of_each_host(case: Path) -> None:
     chosen = placement.choose(groups, missing, least=given.get("min_workers", 0))
     variables: dict[str, Any] = {
         "__train_job_placement": chosen,
-        # The result of the previous task on each host.
-        "hostvars": {
-            name: {"__train_job_preflight": {"host": found}}
-            for name, found in given["hosts"].items()
+        # The result of the task that checks the hosts.
+        "__train_job_checks": {
+            "hosts": {name: {"host": found} for name, found in given["hosts"].items()}
         },
     }
     templar = Templar(loader=DataLoader(), variables=variables)

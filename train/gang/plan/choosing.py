@@ -14,7 +14,7 @@ from train.host import json_files
 
 
 def choose_hosts(play: connections.Play, args: Args) -> dict[str, object]:
-    """Choose the hosts of an attempt from the results of ``host_check``.
+    """Choose the hosts of an attempt from the results of ``gang_check``.
 
     Hosts in ``without`` are excluded for the given reasons. ``warnings`` are about excluded hosts,
     and about machines with several names. Raise UserError if the remaining hosts are not enough,
@@ -26,7 +26,8 @@ def choose_hosts(play: connections.Play, args: Args) -> dict[str, object]:
     }
     first, earlier = int(args["attempt"]) == 1, []
     names = [host for members in groups.values() for host in members]
-    checks = {host: play.registered(host, args["registered"]) for host in names}
+    checked = play.checks(args["checks"])
+    checks = {host: checked.get(host, {}) for host in names}
     if not first:
         manifest = _known_manifest(play, checks, args)
         earlier = [rank["host"] for rank in manifest["ranks"]]

@@ -94,9 +94,8 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
     """
     groups = {kind: list(hosts) for kind, hosts in args["placement"]["groups"].items()}
     names = list(args["placement"]["hosts"])
-    hosts = {
-        name: reports.facts(play.registered(name, args["registered"])["host"]) for name in names
-    }
+    checks = play.checks(args["checks"])
+    hosts = {name: reports.facts(checks[name]["host"]) for name in names}
     packages = args["packages"]
     hosts = dict(script_packages.with_packages(hosts, packages))
     framework = str(args["variables"]["framework"])
@@ -184,9 +183,10 @@ def _require_framework(
     if framework == frameworks.NONE or (framework != frameworks.TENSORFLOW and args["packages"]):
         return  # the script's packages may contain JAX or PyTorch
     lacking: dict[str, list[str]] = {}
+    checks = play.checks(args["checks"])
     for host, facts in hosts.items():
         names = args["variables"]["ranks"][host]["environment_names"]
-        found = play.registered(host, args["registered"]).get("lacks_framework")
+        found = checks[host].get("lacks_framework")
         # With PYTHONPATH, the script may find packages that the interpreter alone does not.
         if found is True and "PYTHONPATH" not in names:
             lacking.setdefault(facts["python"], []).append(host)

@@ -53,10 +53,8 @@ def lock_packages(play: connections.Play, args: Args) -> dict[str, object]:
         ``framework`` and ``variant`` of the environment on each inventory host that lacks the
         packages; ``warnings``.
     """
-    names = list(args["hosts"])
-    hosts = {
-        name: reports.facts(play.registered(name, args["registered"])["host"]) for name in names
-    }
+    checks = play.checks(args["checks"])
+    hosts = {name: reports.facts(checks[name]["host"]) for name in args["hosts"]}
     warnings: list[str] = []
     if int(args["attempt"]) > 1:
         manifest = run_folders.read_manifest(args["job"], Path(args["runs_dir"]).expanduser())

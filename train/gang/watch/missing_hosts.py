@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from train.gang import connections
+from train.gang import connections, reports
 from train.gang.connections import Args
 from train.gang.errors import UserError
 from train.gang.job_records import Manifest
@@ -24,18 +24,8 @@ ROUNDS = 2
 #: The task types that train, and the inventory groups whose hosts can.
 _TRAINERS = ("chief", "worker")
 _ABLE = (*_TRAINERS, "spare")
-#: The variables of a host that its check needs, by the name of the option of ``host_check``.
-_OPTIONS = {
-    "root": "train_job_root",
-    "python": "train_job_python",
-    "address": "train_job_address",
-    "port": "__train_job_port",
-    "min_free_mb": "train_job_min_free_mb",
-    "lease_dir": "train_job_lease_dir",
-    "foreign_gpu": "train_job_foreign_gpu",
-    "preemption": "__train_job_preemption",
-}
-_INTERPRETER = "ansible_python_interpreter"
+#: The variable with what to check on a host, see the option ``options`` of ``gang_check``.
+_CHECK = "__train_job_check"
 
 
 @dataclass(frozen=True)
@@ -149,8 +139,10 @@ def growth_of(
         return None
 
     def check(host: str) -> None:
-        python, request = requests[host]
-        play.call(host, "grow", python, request)
+        answer = play.call(host, "grow", "", requests[host])
+        found = reports.mapping(reports.text(), reports.bounded)(answer.get("hosts"))[host]
+        if found.get("failed"):
+            raise OSError(str(found.get("msg")))
 
     def has_checkpoint() -> bool:
         target = training[0].target
@@ -161,17 +153,14 @@ def growth_of(
     return Growth(missing, rules, check, has_checkpoint)
 
 
-def _request(play: connections.Play, manifest: Manifest, host: str) -> tuple[str, Args]:
-    """Return the interpreter and the request for the check of a host; see train/host/preflight.py.
+def _request(play: connections.Play, manifest: Manifest, host: str) -> Args:
+    """Return the request for the check of a host; see train/host/preflight.py.
 
     Raise UserError if a template in the host's variables is invalid.
     """
-    values = play.values(host, *_OPTIONS.values(), _INTERPRETER)
-    python = str(values.get(_INTERPRETER) or "")
-    request = {option: values.get(name) for option, name in _OPTIONS.items()}
-    request |= {
-        "call": "host_check",
-        "host": host,
+    return {
+        "call": "host_checks",
+        "hosts": {host: play.values(host, _CHECK)[_CHECK]},
         "names": play.hosts,
         "beside": play.neighbors()[host],
         "job": manifest["job"],
@@ -181,4 +170,3 @@ def _request(play: connections.Play, manifest: Manifest, host: str) -> tuple[str
         "wait": 0,
         "avoids_preempted": True,
     }
-    return python if python.startswith("/") else "python3", request

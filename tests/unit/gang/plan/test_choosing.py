@@ -26,7 +26,7 @@ def choose(results: dict[str, Any], hosts: Any = NAMES, **changed: Any) -> Any:
     """Choose hosts with the results of their checks; the others are fine."""
     checks = {name: results.get(name, fine(name)) for name in NAMES}
     groups = {"chief": [], "worker": ["node-0", "node-1"], "spare": ["node-2"]}
-    args = {"groups": groups, "attempt": 1, "registered": "preflight", "min_workers": 0}
+    args = {"groups": groups, "attempt": 1, "checks": "checks", "min_workers": 0}
     args["without"] = {}
     return choosing.choose_hosts(a_play(checks, hosts), {**args, **changed})
 

@@ -62,7 +62,7 @@ class Plans:
                 **{"ranks": ranks, "environment_names": [], "environment_differs": []},
             },
             "rank_environments": {name: {"RANK": str(n)} for n, name in enumerate(NAMES)},
-            **{"tf_config": tf_config, "packages": None, "registered": "preflight"},
+            **{"tf_config": tf_config, "packages": None, "checks": "checks"},
             **{"attempt": 1, "job": "night", "runs_dir": str(self.runs_dir)},
             **{"script": str(self.script), "module": "", "include": [], "exclude": []},
             **{"code_limit_mb": 1, "readable_by": "owner"},

@@ -27,7 +27,7 @@ def script(tmp_path: Path) -> Path:
 
 def args(script: Path, **changed: Any) -> Any:
     about: Any = {"script": str(script), "module": "", "include": [], "requirements": ""}
-    about |= {"hosts": NAMES, "registered": "preflight", "attempt": 1, "send_wheels": False}
+    about |= {"hosts": NAMES, "checks": "checks", "attempt": 1, "send_wheels": False}
     about |= {"tensorflow_requirements": "", "playbook_dir": "/nowhere"}
     return {**about, **changed}
 

@@ -126,7 +126,7 @@ GROUPS = {"worker": ["node-1", "node-2"], "spare": ["node-3"], "evaluator": ["no
 def a_play(values: dict[str, Any], calls: list[tuple[str, str, Any]]) -> Any:
     def call(host: str, purpose: str, python: str, request: Any) -> dict[str, Any]:
         calls.append((host, python, request))
-        return {"found": True}
+        return {"found": True, "hosts": {host: values.get("result", {})}}
 
     def given(host: str, *names: str) -> dict[str, Any]:
         if host in values.get("broken", ()):
@@ -151,7 +151,8 @@ def of_ranks(*ranks: tuple[str, str]) -> Any:
 
 def test_missing_hosts_are_checked_like_before_a_start() -> None:
     calls: list[tuple[str, str, Any]] = []
-    play = a_play({"__train_job_port": 12345, "train_job_root": "/data"}, calls)
+    options_of_host = {"port": 12345, "root": "/data"}
+    play = a_play({"__train_job_check": options_of_host}, calls)
     training = [view("worker-0")]
     growth = missing_hosts.growth_of(
         play, options("auto"), of_ranks(("worker-0", "node-1")), training
@@ -159,15 +160,11 @@ def test_missing_hosts_are_checked_like_before_a_start() -> None:
     assert growth is not None
     wait_until(lambda: len(growth.returned(time.monotonic(), training)) == 2, "both are back")
     growth.close()
-    checks = {host: request for host, _, request in calls if request["call"] == "host_check"}
+    checks = {host: request for host, _, request in calls if request["call"] == "host_checks"}
     assert set(checks) == {"node-2", "node-3"}
     about = checks["node-2"]
-    assert (about["port"], about["root"], about["job"], about["attempt"]) == (
-        12345,
-        "/data",
-        "night",
-        3,
-    )
+    assert about["hosts"] == {"node-2": options_of_host}
+    assert (about["job"], about["attempt"]) == ("night", 3)
     assert ("has_checkpoint", "/jobs/x/worker-0") in {
         (request["call"], request.get("rank_dir")) for _, _, request in calls
     }
@@ -201,6 +198,18 @@ def test_hosts_with_which_the_attempt_could_not_start_are_not_checked() -> None:
     assert growth.returned(time.monotonic(), training) == ["node-3"]
     asked["without"]["node-3"] = "other versions"
     assert missing_hosts.growth_of(a_play({}, calls), asked, ranks, training) is None
+
+
+def test_a_host_that_fails_its_check_does_not_count_as_back() -> None:
+    calls: list[tuple[str, str, Any]] = []
+    play = a_play({"result": {"failed": True, "msg": "port 12345 is in use"}}, calls)
+    training = [view("worker-0")]
+    ranks = of_ranks(("worker-0", "node-1"))
+    growth = missing_hosts.growth_of(play, options("always"), ranks, training)
+    assert growth is not None
+    wait_until(lambda: len(calls) > 6, "both hosts were checked three times")
+    assert growth.returned(time.monotonic(), training) == []
+    growth.close()
 
 
 def test_an_invalid_variable_of_a_missing_host_does_not_end_the_watch(
