@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import median
 
 from bench import ranks
+from bench.commands import commands
 from bench.jobs import doctor, faults, prediction, setup, stops
 from bench.scale import scale
 from bench.worker import allocator, exchange, memory, pinned, throughput
@@ -160,10 +161,10 @@ def watched_and_not(folder: Path, count: int) -> list[tuple[float, float]]:
 
 _ALL = (
     *(start, rate, watch, throughput, exchange, pinned, allocator, memory, setup, doctor),
-    *(prediction, faults, stops, scale),
+    *(prediction, faults, stops, commands, scale),
 )
 #: Measurements that take long, need the right to change the network, or overload a small machine.
-_NOT_BY_DEFAULT = {"exchange", "prediction", "scale"}
+_NOT_BY_DEFAULT = {"commands", "exchange", "prediction", "scale"}
 MEASUREMENTS = {measurement.__name__: measurement for measurement in _ALL}
 
 

@@ -129,7 +129,7 @@ def _ticks_and_mib(pids: Sequence[int]) -> tuple[int, float]:
     return ticks, kib / 1024
 
 
-def _watch_load(lab: Lab, wrapper: int) -> tuple[float, float]:
+def watch_load(lab: Lab, wrapper: int) -> tuple[float, float]:
     """Return the cores and the MiB that the watch of a job uses."""
 
     def used() -> tuple[int, float]:
@@ -169,7 +169,7 @@ def _measure(bed: _Bed, count: int) -> dict[str, float]:
             shown: set[str] = set()
             while len(shown) < count:
                 shown.add(command.wait_for(lambda event: event.get("phase") == "running")["task"])
-            cores, mib = _watch_load(bed.lab, command.process.pid)
+            cores, mib = watch_load(bed.lab, command.process.pid)
             found |= {"watch: cores": cores, "watch: MiB": mib}
             task = f"worker-{count // 2}"
             (pid,) = (state["pid"] for state in bed.states(job) if state["task"] == task)
