@@ -6,9 +6,9 @@ module: gang_replace
 short_description: Replace hosts that a job has lost, with a command of the user
 description:
   - >-
-    Runs the command in the variable C(train_job_replace) if the last attempt has lost hosts, and the
-    other hosts are not enough. Waits before that until hosts that got a notice of preemption have
-    ended. A stop on any host ends the command. If the command fails, the task does not.
+    Runs the command in the variable C(train_job_replace) if the last attempt has lost hosts, and
+    the other hosts are not enough. Waits before that until hosts that got a notice of preemption
+    have ended. A stop on any host ends the command. If the command fails, the task does not.
 options:
   run_dir:
     description: The job's folder on the control node. The output of the command is stored there.
@@ -38,8 +38,8 @@ options:
     required: true
   controller:
     description: >-
-      The inventory host that watches the job; empty for none. Unless it is lost, nothing is replaced
-      here.
+      The inventory host that watches the job; empty for none. Unless it is lost, nothing is
+      replaced here.
     type: str
     default: ''
   timeout:

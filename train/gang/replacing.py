@@ -6,6 +6,7 @@ are read from the inventory again, because a new host has another address.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,9 +19,10 @@ from train.gang.job_records import Manifest
 from train.gang.local_command import LocalCommand
 from train.gang.login_failures import names_of
 from train.gang.run_folders import read_manifest
+from train.gang.variables import job_variables
 from train.gang.watch import journal
 
-COMMAND = "train_job_replace"
+COMMAND = job_variables.REPLACE
 #: The file for the command's output, in the job's folder.
 LOG_FILE = "replace.log"
 #: Seconds between two checks of the hosts' answers and of the command.
@@ -53,14 +55,14 @@ def replace(play: connections.Play, args: Args) -> Returned:
         # If no host of the job answers, this machine has no network, unless all got notices.
         is_cut_off = restarting.is_cut_off(manifest, missing) and not leaving
         if is_cut_off or restarting.is_enough(groups, missing, manifest):
-            return {**nothing, "stopped": asking.stopped}
+            return {**nothing, "stopped": asking.stopped()}
         asking.wait_for_ends()
-        if asking.stopped:
-            return {**nothing, "stopped": asking.stopped}
+        if asking.stopped():
+            return {**nothing, "stopped": asking.stopped()}
         machines = list(dict.fromkeys(map(play.machine_of, lost)))
         problem = _run(run_dir, command, machines, manifest, float(args["timeout"]), asking)
-        if asking.stopped:
-            return {**nothing, "stopped": asking.stopped}
+        if asking.stopped():
+            return {**nothing, "stopped": asking.stopped()}
     if problem:
         return {**nothing, "outcome": restarting.NOT_REPLACED}
     members = {play.machine_of(rank["host"]) for rank in manifest["ranks"]} - {*machines}
@@ -68,8 +70,13 @@ def replace(play: connections.Play, args: Args) -> Returned:
 
 
 def update(play: connections.Play, args: Args) -> Returned:
-    """Read a host's variables from the inventory again, and return the task's result."""
-    return play.update_host(str(args["name"])) or {}
+    """Read a host's variables from the inventory again, and return the task's result.
+
+    If the inventory has become invalid since ``replace``, the variables are kept.
+    """
+    with contextlib.suppress(UserError):
+        return play.update_host(str(args["name"])) or {}
+    return {}
 
 
 def _command(play: connections.Play) -> str:
@@ -84,9 +91,9 @@ def _lost(args: Args, manifest: Manifest) -> tuple[Mapping[str, Any], list[str]]
     Afterwards, they are those that did not answer when the gang was to start.
     """
     before = args["before"]
-    members = list(dict.fromkeys(rank["host"] for rank in manifest["ranks"]))
     if "refusals" in before:
-        return {}, [host for host in before.get("gone") or () if host in members]
+        return {}, list(before.get("gone") or ())
+    members = list(dict.fromkeys(rank["host"] for rank in manifest["ranks"]))
     leaving = {host: end for host, end in args["leaving"].items() if host in members}
     return leaving, [host for host in members if host in leaving or host in args["lost_hosts"]]
 
@@ -122,9 +129,8 @@ class _Asking:
         for hosts in (self._others, self._leaving):
             hosts.close()
 
-    @property
     def stopped(self) -> str:
-        """How the job was stopped; empty if it was not."""
+        """Return how the job was stopped; an empty string if it was not."""
         return self._others.stopped or self._leaving.stopped
 
     @property
@@ -134,13 +140,13 @@ class _Asking:
 
     def wait_for_answers(self) -> None:
         """Wait until all hosts that are not lost have answered or failed to answer."""
-        while not (self.stopped or self._others.are_known):
+        while not (self.stopped() or self._others.are_known):
             time.sleep(_PAUSE_S)
 
     def wait_for_ends(self) -> None:
         """Wait until the hosts that got a notice have ended."""
         limit = time.monotonic() + _LONGEST_S  # the clock of a host may be wrong
-        while not self.stopped and any(map(self._is_up, self._ends)) and time.monotonic() < limit:
+        while not self.stopped() and any(map(self._is_up, self._ends)) and time.monotonic() < limit:
             time.sleep(_PAUSE_S)
 
     def _is_up(self, host: str) -> bool:
@@ -183,12 +189,12 @@ def _run(
     except OSError as error:
         problem = f"could not be started: {error.strerror}"
     else:
-        while not (running.is_over or asking.stopped):
+        while not (running.is_over or asking.stopped()):
             time.sleep(_PAUSE_S)
         if not running.is_over:
             running.end()
         problem = running.problem()
-    if asking.stopped:
+    if asking.stopped():
         return problem
     if problem:
         _show(run_dir, f"{named} could not be replaced: {COMMAND} {problem}, log: {log}")
@@ -209,7 +215,8 @@ def _changing(
         members: the machines of the ranks that continue.
     """
     machines = [play.machine_of(name) for name in names]
-    hosts, missing = [], []
+    hosts: list[str] = []
+    missing: list[str] = []
     for host in dict.fromkeys(machine for machine in machines if machine not in members):
         try:
             (hosts if play.update_host(host) is not None else missing).append(host)

@@ -93,9 +93,9 @@ def preempted(views: Sequence[View]) -> GangOutcome:
 def leaving(views: Sequence[View]) -> dict[str, dict[str, Any]]:
     """Return, for each host that got a notice of preemption, when it can be replaced.
 
-    ``until`` is the time of the control node at which the host will have ended. If it ``may_be_off``
-    before, it can be replaced once it no longer answers. As a cloud still lists an instance that is
-    shutting down, this applies only to notices of unknown or great length.
+    ``until`` is the time of the control node at which the host will have ended. If it
+    ``may_be_off`` before, it can be replaced once it no longer answers. As a cloud still lists an
+    instance that is shutting down, this applies only to notices of unknown or great length.
     """
     found = {}
     for view in views:

@@ -1,0 +1,103 @@
+"""A command replaces a host that its cloud has taken back, and the job continues with the new one."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import faults, playbook_jobs
+from tests.support.jobs import ssh_processes, training
+from tests.support.lab import Lab, free_port
+from tests.support.playbook_jobs import PlaybookCommand
+from tests.support.testbed import Rank, Testbed
+
+pytestmark = [pytest.mark.docker, pytest.mark.tensorflow]
+
+#: No checkpoint is due before the notice.
+JOB = faults.slow_job(6, "--checkpoint-every", "1000")
+#: Gives an inventory host another address, as a new instance has one.
+_MOVE = """\
+import json, os, pathlib, sys
+path, host, address = sys.argv[1:]
+inventory = json.loads(pathlib.Path(path).read_text())
+inventory["all"]["children"]["worker"]["hosts"][host]["ansible_host"] = address
+pathlib.Path(path).write_text(json.dumps(inventory))
+print(f"{os.environ['TRAIN_HOSTS']} of {os.environ['TRAIN_JOB']} is at {address}")
+"""
+
+
+def is_restart(event: dict[str, Any]) -> bool:
+    return bool(event["event"] == "restart")
+
+
+def notices(command: PlaybookCommand) -> list[str]:
+    """Return the notices about the replacement."""
+    return [one["text"] for one in command.events if one.get("kind") == "replacing"]
+
+
+def lab_of(bed: Testbed, folder: Path, command: str, **more: Any) -> Lab:
+    """Return a lab of two hosts, whose lost hosts are replaced by a command."""
+    variables = {"train_job_port": free_port(), "train_job_preemption": False}
+    ranks = [Rank(f"w{n}", bed.hosts[n], variables) for n in (0, 1)]
+    inventory = bed.write_inventory({"worker": ranks}, path=folder / "inventory")
+    rules = {"train_job_max_restarts": 0, "train_job_replace": command, **more}
+    return Lab(inventory, folder / "runs", rules)
+
+
+def preempt(lab: Lab, job: str, bed: Testbed, command: PlaybookCommand) -> dict[str, Any]:
+    """Give the second host a notice of five seconds, and return the restart that follows."""
+    command.wait_for(lambda event: training(event) and event["progress"]["step"] > 10)
+    path = f"/home/train/train/jobs/{job}/worker-1/preempt"
+    bed.exec(bed.hosts[1], "tee", path, stdin="5")
+    return command.wait_for(is_restart)
+
+
+def attempts_of(lab: Lab, job: str) -> list[dict[str, Any]]:
+    attempts: list[dict[str, Any]] = json.loads(
+        (lab.runs_dir / job / "manifest.json").read_text()
+    )["attempts"]
+    return attempts
+
+
+def test_a_job_continues_with_a_new_host(testbed: Testbed, tmp_path: Path) -> None:
+    move = tmp_path / "move.py"
+    move.write_text(_MOVE)
+    hosts = tmp_path / "inventory/hosts.yml"
+    words = [sys.executable, str(move), str(hosts), "w1", testbed.hosts[2].address]
+    lab, job = lab_of(testbed, tmp_path, shlex.join(words)), "replaced"
+    with ExitStack() as stack:
+        command = playbook_jobs.start(lab, job, **JOB)
+        stack.enter_context(faults.followed(lab, job, command))
+        with faults.slow(testbed, testbed.hosts[0]):
+            left = preempt(lab, job, testbed, command)
+            stack.enter_context(faults.off(testbed.hosts[1]))
+            command.wait_for(training)
+        run = command.end()
+    assert (left["cause"], left["root_cause"]) == ("preempted", None)
+    assert run.code == 0, run.error[-3000:]
+    attempts = attempts_of(lab, job)
+    assert [list(one["ranks"].values()) for one in attempts] == [["w0", "w1"], ["w0", "w1"]]
+    assert attempts[1]["left_out"] == {}
+    began, ended = notices(command)
+    log = lab.runs_dir / job / "replace.log"
+    assert began == f"replacing w1 (train_job_replace), log: {log}"
+    assert re.fullmatch(r"train_job_replace completed in \d+ s: attempt 2 follows", ended)
+    assert f"w1 of {job} is at {testbed.hosts[2].address}\n" in log.read_text()
+    assert log.stat().st_mode & 0o777 == 0o600
+    # The second rank has trained on the new host.
+    state = testbed.exec(
+        testbed.hosts[2], "cat", f"/home/train/train/jobs/{job}/worker-1/state.json"
+    ).stdout
+    assert json.loads(state)["phase"] == "completed"
+    resumed = re.search(
+        r"resumed at step (\d+)", (lab.runs_dir / job / "logs/worker-0.log").read_text()
+    )
+    assert resumed and int(resumed[1]) > 10, "it was saved at the notice"
+    assert ssh_processes(testbed) == []
