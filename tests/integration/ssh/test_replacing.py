@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from tests.support import faults, playbook_jobs
+from tests.support.bare_ranks import wait_until
 from tests.support.jobs import ssh_processes, training
-from tests.support.lab import Lab, free_port
+from tests.support.lab import Command, Lab, free_port
 from tests.support.playbook_jobs import PlaybookCommand
 from tests.support.testbed import Rank, Testbed
 
@@ -60,9 +61,9 @@ def preempt(lab: Lab, job: str, bed: Testbed, command: PlaybookCommand) -> dict[
 
 
 def attempts_of(lab: Lab, job: str) -> list[dict[str, Any]]:
-    attempts: list[dict[str, Any]] = json.loads(
-        (lab.runs_dir / job / "manifest.json").read_text()
-    )["attempts"]
+    attempts: list[dict[str, Any]] = json.loads((lab.runs_dir / job / "manifest.json").read_text())[
+        "attempts"
+    ]
     return attempts
 
 
@@ -100,4 +101,57 @@ def test_a_job_continues_with_a_new_host(testbed: Testbed, tmp_path: Path) -> No
         r"resumed at step (\d+)", (lab.runs_dir / job / "logs/worker-0.log").read_text()
     )
     assert resumed and int(resumed[1]) > 10, "it was saved at the notice"
+    assert ssh_processes(testbed) == []
+
+
+@pytest.mark.soak
+def test_a_job_continues_with_fewer_workers_if_the_command_fails(
+    testbed: Testbed, tmp_path: Path
+) -> None:
+    lab, job = lab_of(testbed, tmp_path, "echo no quota; exit 3", train_job_min_workers=1), "quota"
+    with ExitStack() as stack:
+        command = playbook_jobs.start(lab, job, **JOB)
+        stack.enter_context(faults.followed(lab, job, command))
+        with faults.slow(testbed, testbed.hosts[0]):
+            preempt(lab, job, testbed, command)
+            stack.enter_context(faults.off(testbed.hosts[1]))
+            command.wait_for(training)
+        run = command.end()
+    assert run.code == 0, run.error[-3000:]
+    attempts = attempts_of(lab, job)
+    assert [list(one["ranks"].values()) for one in attempts] == [["w0", "w1"], ["w0"]]
+    log = lab.runs_dir / job / "replace.log"
+    assert notices(command)[1:] == [
+        f"w1 could not be replaced: train_job_replace exited with code 3, log: {log}"
+    ]
+    assert "no quota\n" in log.read_text()
+    assert ssh_processes(testbed) == []
+
+
+@pytest.mark.soak
+def test_stopping_a_job_ends_the_command(testbed: Testbed, tmp_path: Path) -> None:
+    told, ready = tmp_path / "environment", tmp_path / "ready"
+    # The shell's child is in another session, like the workers of ansible-playbook.
+    script = f"env > {told}; setsid sleep 987654 & echo $! > {ready}; wait"
+    lab, job = lab_of(testbed, tmp_path, script), "halted"
+    with ExitStack() as stack:
+        command = lab.start("--job", job, **JOB)
+        stack.enter_context(faults.followed(lab, job, command))
+        stack.enter_context(faults.slow(testbed, testbed.hosts[0]))
+        command.wait_for(lambda event: training(event) and event["progress"]["step"] > 10)
+        path = f"/home/train/train/jobs/{job}/worker-1/preempt"
+        testbed.exec(testbed.hosts[1], "tee", path, stdin="5")
+        wait_until(ready.exists, "the command runs", 60)
+        pid = int(ready.read_text())
+        Command(*lab.words("stop", job)).end()
+        run = command.end()
+    assert run.result["state"] == "stopped"
+    assert not Path(f"/proc/{pid}").exists()
+    found = dict(line.split("=", 1) for line in told.read_text().splitlines() if "=" in line)
+    assert found["TRAIN_HOSTS"] == "w1"
+    assert found["TRAIN_RUN_DIR"] == str(lab.runs_dir / job)
+    # A playbook of the command must not use the settings of the job's display.
+    assert not {"ANSIBLE_STDOUT_CALLBACK", "AWX_ISOLATED_DATA_DIR"} & found.keys()
+    assert "runner" not in found["PATH"]
+    assert [one["ranks"] for one in attempts_of(lab, job)][1:] == []
     assert ssh_processes(testbed) == []
