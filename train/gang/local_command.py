@@ -78,13 +78,16 @@ def environment() -> dict[str, str]:
 
 
 def missing_program(command: str) -> str:
-    """Return the program with which a command begins if it does not exist, or an empty string.
+    """Return the program with which a command begins if it cannot be run, or an empty string.
 
     Only the shell can find out what other commands begin with.
     """
     simple = _SIMPLE.match(command)
     if simple is None:
         return ""
+    if "/" in simple[1]:
+        path = REPOSITORY / simple[1]
+        return "" if path.is_file() and os.access(path, os.X_OK) else simple[1]
     words = ["/bin/sh", "-c", 'command -v -- "$1"', "sh", simple[1]]
     found = subprocess.run(words, env=environment(), cwd=REPOSITORY, capture_output=True)
     return simple[1] if found.returncode else ""

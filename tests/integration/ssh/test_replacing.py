@@ -1,4 +1,4 @@
-"""A command replaces a host that its cloud has taken back, and the job continues with the new one."""
+"""A command replaces a host that its cloud has taken back, and the job continues with it."""
 
 from __future__ import annotations
 
@@ -100,7 +100,8 @@ def test_a_job_continues_with_a_new_host(testbed: Testbed, tmp_path: Path) -> No
     resumed = re.search(
         r"resumed at step (\d+)", (lab.runs_dir / job / "logs/worker-0.log").read_text()
     )
-    assert resumed and int(resumed[1]) > 10, "it was saved at the notice"
+    assert resumed
+    assert int(resumed[1]) > 10, "it was saved at the notice"
     assert ssh_processes(testbed) == []
 
 

@@ -139,8 +139,9 @@ def _problem_of_command(command: str, place: str) -> str:
     if not program:
         return ""
     return (
-        f"{REPLACE} of {{hosts}} begins with {program}{at(place)}, which was not found on this "
-        f"machine in {REPOSITORY} or in PATH: use its full path, or install it"
+        f"{REPLACE} of {{hosts}} begins with {program}{at(place)}, which is not a program in "
+        f"{REPOSITORY} or in PATH of this machine: install it, or write a command such as "
+        "`ansible-playbook playbooks/gcp.yml -e state=present`"
     )
 
 
