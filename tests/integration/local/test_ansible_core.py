@@ -184,7 +184,9 @@ def test_the_variables_of_a_host_are_read_again(python: str, tmp_path: Path) -> 
     )
     inventory.write_text(
         "worker:\n"
-        "  hosts: {w0: {seen: kept}, w1: {ansible_host: old, seen: '{{ ansible_host }}', secret: old}}\n"
+        "  hosts:\n"
+        "    w0: {seen: kept}\n"
+        "    w1: {ansible_host: old, seen: '{{ ansible_host }}', secret: old}\n"
         f"  vars: {common}\n"
     )
     # The group and a host of the play are missing.
@@ -201,24 +203,20 @@ def test_the_variables_of_a_host_are_read_again(python: str, tmp_path: Path) -> 
         f"tensorflow_ansible.cluster.gang_{verb}" for verb in ("update_host", "add_rank")
     )
     slot = {"name": "w1-slot-1", "machine": "w1", "slot": 1, "groups": []}
-    length = "{{ secret | default('') | length }}"
-    of_slot = "{{ hostvars['w1-slot-1'].ansible_host }}"
+    about = "[inventory_hostname, group_names | join, seen, secret | default('') | length]"
+    of_slot = "[hostvars['w1-slot-1'].ansible_host]"
     tasks = [
         {add: {**slot, "groups": ["worker"]}, "run_once": True},
         {"command": f"cp {changed} {inventory}", "run_once": True},
         {update: {"name": "{{ item }}"}, "loop": ["w0", "w1"], "run_once": True, "no_log": True},
         {add: slot, "run_once": True},
-        {
-            "debug": {
-                "msg": f"{{{{ inventory_hostname }}}} {{{{ group_names }}}} {{{{ seen }}}} {length} {of_slot}"
-            }
-        },
+        {"debug": {"msg": f"{{{{ ({about} + {of_slot}) | join(' ') }}}}"}},
     ]
     play_file = tmp_path / "play.yml"
     play_file.write_text(json.dumps([{"hosts": "worker", "gather_facts": False, "tasks": tasks}]))
     options = ("--vault-password-file", str(password), "-v")
     done = play(python, "-i", str(inventory), *options, str(play_file))
     assert done.returncode == 0, done.stdout
-    assert "w0 ['worker'] kept 0 new" in done.stdout
-    assert "w1 ['worker'] newer 6 new" in done.stdout
+    assert "w0 worker kept 0 new" in done.stdout
+    assert "w1 worker newer 6 new" in done.stdout
     assert "classy" not in done.stdout
