@@ -81,7 +81,8 @@ class Play:
 
 
 def replace(run_dir: Path, play: Any, **changed: Any) -> Any:
-    given = {"run_dir": str(run_dir), "groups": {"worker": HOSTS}, "lost_hosts": ["w1"]}
+    given: dict[str, Any] = {"run_dir": str(run_dir), "groups": {"worker": HOSTS}}
+    given |= {"lost_hosts": ["w1"]}
     given |= {"leaving": {}, "before": {"then": "restart.yml"}, "controller": "", "timeout": 30.0}
     return replacing.replace(play, {**given, **changed})
 
@@ -195,13 +196,14 @@ def test_a_command_that_cannot_be_started(
 
 
 def test_a_stop_ends_the_command(run_dir: Path, tmp_path: Path, said: list[str]) -> None:
-    play = Play(f"touch {tmp_path}/ran; sleep 600", ["w1"])
+    class Stopped(Play):
+        """A play of a job that is stopped while the command runs."""
 
-    def call(host: str, *given: Any) -> Mapping[str, Any]:
-        play.stopped = "was stopped" if (tmp_path / "ran").exists() else ""
-        return Play.call(play, host, *given)
+        def call(self, *given: Any) -> Mapping[str, Any]:
+            self.stopped = "was stopped" if (tmp_path / "ran").exists() else ""
+            return super().call(*given)
 
-    play.call = call  # type: ignore[method-assign]
+    play = Stopped(f"touch {tmp_path}/ran; sleep 600", ["w1"])
     assert replace(run_dir, play) == {**NOTHING, "stopped": "was stopped"}
     assert (run_dir / "replace.log").read_text().endswith(" the command was stopped\n")
     assert len(said) == 1, "a stop is not an error of the command"
@@ -240,8 +242,8 @@ def test_an_invalid_inventory_changes_nothing(run_dir: Path, said: list[str]) ->
     def fail(host: str) -> None:
         raise UserError("the inventory cannot be read: no")
 
-    play = Play("true", ["w1"])
-    play.update_host = fail  # type: ignore[method-assign]
+    play: Any = Play("true", ["w1"])
+    play.update_host = fail
     found = replace(run_dir, play)
     assert found == {**NOTHING, "outcome": "replaced"}
     assert said[2:] == ["addresses of new hosts are unknown: the inventory cannot be read: no"]
