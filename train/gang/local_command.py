@@ -40,17 +40,21 @@ _CHANGED = re.compile(
 _SIMPLE = re.compile(r"\s*([\w./+-]+)(?=[\s;&|<>]|$)")
 
 
+# Removed from the environment, which ranks on this machine inherit.
+_caller = os.environ.pop(CALLER, "")
+
+
 class Request(TypedDict):
     """A command to run.
 
     Attributes:
-        about: variables to add to its environment.
+        environment: its environment variables.
         log: the file to which its output is appended, after the line ``heading``.
         timeout: seconds after which it is ended.
     """
 
     command: str
-    about: Mapping[str, str]
+    environment: Mapping[str, str]
     log: str
     heading: str
     timeout: float
@@ -68,10 +72,9 @@ def environment() -> dict[str, str]:
     this interpreter, such as ansible-playbook, come first in PATH.
     """
     found = dict(os.environ)
-    caller = found.pop(CALLER, None)
-    if caller is not None:
+    if _caller:
         found = {name: value for name, value in found.items() if not _CHANGED.fullmatch(name)}
-        found |= json.loads(caller)
+        found |= json.loads(_caller)
     folder = str(Path(sys.executable).parent)
     found["PATH"] = os.pathsep.join([folder, found.get("PATH") or os.defpath])
     return found
@@ -157,7 +160,7 @@ def run(request: Request, stop: _Stop) -> str:
     process = subprocess.Popen(
         ["/bin/sh", "-c", request["command"]],
         cwd=REPOSITORY,
-        env={**environment(), **request["about"]},
+        env=request["environment"],
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,

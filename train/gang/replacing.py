@@ -169,17 +169,18 @@ def _run(
     """
     log, job, began = run_dir / LOG_FILE, manifest["job"], time.monotonic()
     attempt, named = manifest["attempt"] + 1, names_of(machines)
-    about = {
+    environment = {
+        **local_command.environment(),
         "TRAIN_JOB": job,
         "TRAIN_ATTEMPT": str(attempt),
-        "TRAIN_HOSTS": ",".join(machines),
+        "TRAIN_LOST_HOSTS": ",".join(machines),
         "TRAIN_RUN_DIR": str(run_dir),
     }
     heading = f"attempt {attempt}: replacing {named}"
     _show(run_dir, f"replacing {named} ({COMMAND}), log: {log}")
     request: local_command.Request = {
         "command": command,
-        "about": about,
+        "environment": environment,
         "log": str(log),
         "heading": heading,
         "timeout": timeout,

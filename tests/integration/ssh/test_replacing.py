@@ -30,7 +30,7 @@ path, host, address = sys.argv[1:]
 inventory = json.loads(pathlib.Path(path).read_text())
 inventory["all"]["children"]["worker"]["hosts"][host]["ansible_host"] = address
 pathlib.Path(path).write_text(json.dumps(inventory))
-print(f"{os.environ['TRAIN_HOSTS']} of {os.environ['TRAIN_JOB']} is at {address}")
+print(f"{os.environ['TRAIN_LOST_HOSTS']} of {os.environ['TRAIN_JOB']} is at {address}")
 """
 
 
@@ -149,7 +149,7 @@ def test_stopping_a_job_ends_the_command(testbed: Testbed, tmp_path: Path) -> No
     assert run.result["state"] == "stopped"
     assert not Path(f"/proc/{pid}").exists()
     found = dict(line.split("=", 1) for line in told.read_text().splitlines() if "=" in line)
-    assert found["TRAIN_HOSTS"] == "w1"
+    assert found["TRAIN_LOST_HOSTS"] == "w1"
     assert found["TRAIN_RUN_DIR"] == str(lab.runs_dir / job)
     # A playbook of the command must not use the settings of the job's display.
     assert not {"ANSIBLE_STDOUT_CALLBACK", "AWX_ISOLATED_DATA_DIR"} & found.keys()

@@ -25,7 +25,7 @@ def log(tmp_path: Path) -> Path:
 
 def request(log: Path, command: str, timeout: float = 60.0, **about: str) -> Any:
     heading = {"log": str(log), "heading": "replacing w1", "timeout": timeout}
-    return {"command": command, "about": about, **heading}
+    return {"command": command, "environment": {**os.environ, **about}, **heading}
 
 
 def outcome(log: Path, command: str, timeout: float = 60.0, **about: str) -> str:
@@ -45,7 +45,10 @@ def is_gone(pid_file: Path) -> bool:
 def test_the_output_is_in_a_private_file(log: Path) -> None:
     log.touch(0o600)
     log.write_text("earlier\n")
-    assert outcome(log, 'echo "$TRAIN_HOSTS in $PWD"; echo bad >&2', TRAIN_HOSTS="a 'b'") == ""
+    assert (
+        outcome(log, 'echo "$TRAIN_LOST_HOSTS in $PWD"; echo bad >&2', TRAIN_LOST_HOSTS="a 'b'")
+        == ""
+    )
     earlier, began, *lines, ended = log.read_text().splitlines()
     assert (earlier, lines) == ("earlier", [f"a 'b' in {REPOSITORY}", "bad"])
     assert began.endswith(" replacing w1")
@@ -136,16 +139,23 @@ def test_commands_have_the_environment_of_the_caller(monkeypatch: pytest.MonkeyP
         "ANSIBLE_STDOUT_CALLBACK": "awx_display",
         "AWX_ISOLATED_DATA_DIR": "/tmp/runner",
         "HOME": "/home/me",
-        local_command.CALLER: caller,
     }.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(local_command, "_caller", caller)
     found = local_command.environment()
     assert found["PATH"] == f"{Path(sys.executable).parent}:/usr/bin:/bin"
     assert {n: v for n, v in found.items() if n.startswith(("ANSIBLE", "AWX"))} == {
         "ANSIBLE_FORKS": "3"
     }
     assert found["HOME"] == "/home/me"
-    assert local_command.CALLER not in found
+
+
+def test_the_callers_environment_is_not_passed_on() -> None:
+    program = "import os, train.gang.local_command as c; print(c.CALLER in os.environ, c._caller)"
+    variables = {**os.environ, local_command.CALLER: "{}"}
+    words = [sys.executable, "-c", program]
+    done = subprocess.run(words, cwd=REPOSITORY, env=variables, capture_output=True, check=True)
+    assert done.stdout == b"False {}\n"
 
 
 @pytest.mark.parametrize(

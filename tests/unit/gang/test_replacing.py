@@ -95,7 +95,7 @@ def notices(run_dir: Path) -> list[str]:
 
 
 def test_lost_hosts_are_replaced(run_dir: Path, said: list[str]) -> None:
-    script = 'echo "$TRAIN_JOB $TRAIN_ATTEMPT $TRAIN_HOSTS $TRAIN_RUN_DIR"'
+    script = 'echo "$TRAIN_JOB $TRAIN_ATTEMPT $TRAIN_LOST_HOSTS $TRAIN_RUN_DIR"'
     found = replace(run_dir, Play(script, ["w1", "w2"]), lost_hosts=["w1", "w2"])
     assert found == {**NOTHING, "outcome": "replaced", "hosts": ["w1", "w2"]}
     log = run_dir / "replace.log"
@@ -230,7 +230,7 @@ def test_further_ranks_of_a_machine_get_its_new_address(run_dir: Path) -> None:
     manifest = json.loads((run_dir / "manifest.json").read_text())
     manifest["ranks"] = [{"host": host} for host in groups["worker"]]
     (run_dir / "manifest.json").write_text(json.dumps(manifest))
-    play = Play('echo "hosts: $TRAIN_HOSTS"', ["w1", "w1-slot-1"])
+    play = Play('echo "hosts: $TRAIN_LOST_HOSTS"', ["w1", "w1-slot-1"])
     play.machines = {"w1-slot-1": "w1"}
     found = replace(run_dir, play, groups=groups, lost_hosts=["w1", "w1-slot-1"])
     assert found["hosts"] == ["w1"]
