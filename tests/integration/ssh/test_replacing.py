@@ -67,12 +67,34 @@ def attempts_of(lab: Lab, job: str) -> list[dict[str, Any]]:
     return attempts
 
 
-def test_a_job_continues_with_a_new_host(testbed: Testbed, tmp_path: Path) -> None:
+@pytest.fixture
+def mover(testbed: Testbed, tmp_path: Path) -> str:
+    """Return a command that replaces the second host by the third one."""
     move = tmp_path / "move.py"
     move.write_text(_MOVE)
     hosts = tmp_path / "inventory/hosts.yml"
-    words = [sys.executable, str(move), str(hosts), "w1", testbed.hosts[2].address]
-    lab, job = lab_of(testbed, tmp_path, shlex.join(words)), "replaced"
+    return shlex.join([sys.executable, str(move), str(hosts), "w1", testbed.hosts[2].address])
+
+
+def check_new_host(lab: Lab, job: str, bed: Testbed, command: PlaybookCommand) -> None:
+    """Check that the second rank has trained on the new host, after one replacement."""
+    attempts = attempts_of(lab, job)
+    assert [list(one["ranks"].values()) for one in attempts] == [["w0", "w1"], ["w0", "w1"]]
+    assert attempts[1]["left_out"] == {}
+    began, ended = notices(command)
+    log = lab.runs_dir / job / "replace.log"
+    assert began == f"replacing w1 (train_job_replace), log: {log}"
+    assert re.fullmatch(r"train_job_replace completed in \d+ s: attempt 2 follows", ended)
+    assert f"w1 of {job} is at {bed.hosts[2].address}\n" in log.read_text()
+    assert log.stat().st_mode & 0o777 == 0o600
+    path = f"/home/train/train/jobs/{job}/worker-1/state.json"
+    state = json.loads(bed.exec(bed.hosts[2], "cat", path).stdout)
+    assert (state["phase"], state["attempt"]) == ("completed", 2)
+    assert ssh_processes(bed) == []
+
+
+def test_a_job_continues_with_a_new_host(testbed: Testbed, tmp_path: Path, mover: str) -> None:
+    lab, job = lab_of(testbed, tmp_path, mover), "replaced"
     with ExitStack() as stack:
         command = playbook_jobs.start(lab, job, **JOB)
         stack.enter_context(faults.followed(lab, job, command))
@@ -83,26 +105,31 @@ def test_a_job_continues_with_a_new_host(testbed: Testbed, tmp_path: Path) -> No
         run = command.end()
     assert (left["cause"], left["root_cause"]) == ("preempted", None)
     assert run.code == 0, run.error[-3000:]
-    attempts = attempts_of(lab, job)
-    assert [list(one["ranks"].values()) for one in attempts] == [["w0", "w1"], ["w0", "w1"]]
-    assert attempts[1]["left_out"] == {}
-    began, ended = notices(command)
-    log = lab.runs_dir / job / "replace.log"
-    assert began == f"replacing w1 (train_job_replace), log: {log}"
-    assert re.fullmatch(r"train_job_replace completed in \d+ s: attempt 2 follows", ended)
-    assert f"w1 of {job} is at {testbed.hosts[2].address}\n" in log.read_text()
-    assert log.stat().st_mode & 0o777 == 0o600
-    # The second rank has trained on the new host.
-    state = testbed.exec(
-        testbed.hosts[2], "cat", f"/home/train/train/jobs/{job}/worker-1/state.json"
-    ).stdout
-    assert json.loads(state)["phase"] == "completed"
-    resumed = re.search(
-        r"resumed at step (\d+)", (lab.runs_dir / job / "logs/worker-0.log").read_text()
-    )
+    check_new_host(lab, job, testbed, command)
+    log = (lab.runs_dir / job / "logs/worker-0.log").read_text()
+    resumed = re.search(r"resumed at step (\d+)", log)
     assert resumed
     assert int(resumed[1]) > 10, "it was saved at the notice"
-    assert ssh_processes(testbed) == []
+
+
+@pytest.mark.soak
+def test_a_host_that_is_lost_without_a_notice_is_replaced(
+    testbed: Testbed, tmp_path: Path, mover: str
+) -> None:
+    more = {"train_job_max_restarts": 1, "train_job_unreachable_timeout": 5}
+    lab, job = lab_of(testbed, tmp_path, mover, **more), "lost"
+    with ExitStack() as stack:
+        command = playbook_jobs.start(lab, job, **JOB)
+        stack.enter_context(faults.followed(lab, job, command))
+        with faults.slow(testbed, testbed.hosts[0]):
+            command.wait_for(lambda event: training(event) and event["progress"]["step"] > 10)
+            stack.enter_context(faults.off(testbed.hosts[1]))
+            lost = command.wait_for(is_restart)
+            command.wait_for(training)
+        run = command.end()
+    assert (lost["cause"], lost["root_cause"]) == ("unreachable", "worker-1")
+    assert run.code == 0, run.error[-3000:]
+    check_new_host(lab, job, testbed, command)
 
 
 @pytest.mark.soak
