@@ -28,6 +28,10 @@ options:
       M(tensorflow_ansible.cluster.gang_restart) and M(tensorflow_ansible.cluster.gang_refusal).
     type: dict
     required: true
+  replaced:
+    description: The result of M(tensorflow_ansible.cluster.gang_replace), if it ran.
+    type: dict
+    default: {}
   controller:
     description: >-
       The inventory host that watches the job and is given the time to start the attempt first;

@@ -150,6 +150,10 @@ lost_hosts:
   returned: success
   type: list
   elements: raw
+leaving:
+  description: When hosts that got a notice of preemption can be replaced, by host.
+  returned: success
+  type: dict
 running:
   description: Whether some ranks have not ended.
   returned: success

@@ -74,7 +74,7 @@ WORTH = 0.8
 #: Job variables that the doctor's own jobs ignore.
 _NOT_HERE = (
     *("train_job_notify_command", "train_job_notify_webhook", "train_job_metrics_dir"),
-    "train_job_checkpoint_dir",
+    *("train_job_checkpoint_dir", "train_job_replace"),
 )
 #: Bytes per parameter.
 _BYTES = 4

@@ -20,7 +20,14 @@ import ansible_runner
 
 from train.cli import suggesting
 from train.cli.ansible_options import PASSWORD_FILE, Inventory, Variables, file_of, options_of
-from train.gang import IS_PACKAGED, REPOSITORY, login_failures, reports, suggestions
+from train.gang import (
+    IS_PACKAGED,
+    REPOSITORY,
+    local_command,
+    login_failures,
+    reports,
+    suggestions,
+)
 from train.gang.job_records import ResultRecord
 from train.gang.login_failures import LoginFailure
 from train.gang.scratch import Scratch
@@ -270,6 +277,7 @@ class Playbook:
             envvars={
                 **usable_locale(),
                 suggestions.CALL: suggesting.call_of(options, variables).dump(),
+                local_command.CALLER: local_command.caller_environment(os.environ),
                 "ANSIBLE_CALLBACK_PLUGINS": "",
                 **own_settings(),
                 "ANSIBLE_HOST_KEY_CHECKING": "True",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import multiprocessing
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from ansible._internal._datatag._tags import Origin
 from ansible._internal._templating import _engine, _jinja_bits
 from ansible.errors import AnsibleError
 from ansible.executor.task_executor import TaskExecutor
+from ansible.inventory.manager import InventoryManager
 from ansible.parsing.dataloader import DataLoader
 from ansible.parsing.plugin_docs import read_docstring
 from ansible.plugins.loader import connection_loader
@@ -165,6 +167,30 @@ def add_host(
     )
     result: dict[str, Any] = adding.run()
     return result
+
+
+def inventory_variables(action: Any, hostvars: Any, host: str) -> dict[str, Any] | None:
+    """Return the variables that the inventory now has for a host; None if it lacks the host.
+
+    The inventory is read once in each process, without caches. Variables of its groups, and of
+    files in ``host_vars``, are not included.
+
+    Ansible's task ``meta: refresh_inventory`` would replace the inventory of the whole play. A host
+    that is missing for a moment, or an error in an inventory, would then end the play.
+    """
+    sources = tuple(hostvars._inventory._sources)
+    found = _read_inventory(action._loader, sources).hosts.get(host)
+    omitted = {*constants.INTERNAL_STATIC_VARS, *_ADD_HOST_OPTIONS, "host", "group"}
+    return found and {name: value for name, value in found.vars.items() if name not in omitted}
+
+
+@functools.cache
+def _read_inventory(loader: Any, sources: tuple[str, ...]) -> Any:
+    """Return a fresh inventory. The play's ``loader`` keeps the contents of files."""
+    fresh = DataLoader()
+    fresh.set_basedir(loader.get_basedir())
+    fresh.set_vault_secrets(loader._vault.secrets)
+    return InventoryManager(loader=fresh, sources=list(sources), cache=False)
 
 
 def is_extra_variable(hostvars: Any, name: str) -> bool:

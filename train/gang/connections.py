@@ -310,6 +310,17 @@ class Play:
         """Add a host to the inventory of this run, see ansible_core.add_host."""
         return ansible_core.add_host(self._action, name, groups, templates, values)
 
+    def update_host(self, host: str) -> Returned | None:
+        """Read a host's variables from the inventory again. Return the task's result for that.
+
+        Return None if the inventory now lacks the host, and raise UserError if it is invalid.
+        """
+        try:
+            values = ansible_core.inventory_variables(self._action, self._hostvars, host)
+        except AnsibleError as error:
+            raise UserError(f"the inventory cannot be read: {error}") from None
+        return None if values is None else self.add_host(host, [], {}, values)
+
     def names_of_variables(self, host: str) -> list[str]:
         """Return the names of a host's variables, except those that Ansible itself sets."""
         return ansible_core.names_of_variables(self._hostvars, host)

@@ -64,6 +64,7 @@ def prepare(play: connections.Play, args: Args) -> dict[str, object]:
     members = [name for kind in _KINDS for name in groups[kind]]
     given = {name: play.given(name, sorted(names)) for name in dict.fromkeys(members)}
     arguments = job_variables.check(given, connections.written)
+    _check_replacement(host, given)
     for name in given:
         _check_reach(play, host, name)
     values = {
@@ -106,6 +107,16 @@ def chosen(play: connections.Play, name: str, groups: Mapping[str, Sequence[str]
             f"evaluator and spare: choose one of {', '.join(members[:8])}"
         )
     return name
+
+
+def _check_replacement(controller: str, given: Mapping[str, job_variables.Given]) -> None:
+    """Raise UserError if ``controller`` would have to replace lost hosts."""
+    if any(found.values.get(job_variables.REPLACE) for found in given.values()):
+        raise UserError(
+            f"--on {controller}: {job_variables.REPLACE} is set, but {controller} has neither your "
+            "login to the cloud nor an inventory that can change: start the job without --on (with "
+            f"--detach, if you like), or set {job_variables.REPLACE} to an empty string"
+        )
 
 
 def _check_reach(play: connections.Play, controller: str, host: str) -> None:

@@ -26,6 +26,8 @@ Returned = dict[str, object]
 
 #: Possible next task files of roles/train_job.
 WATCH, ATTACH, RESTART, END = "watch.yml", "attach.yml", "restart.yml", "end.yml"
+#: Outcomes of the command that replaces lost hosts.
+REPLACED, NOT_REPLACED = "replaced", "failed"
 
 #: Seconds between two requests to a host, and before a refused attempt is retried. The latter
 #: doubles each time, up to the longest pause.
@@ -108,7 +110,8 @@ def await_restart(play: connections.Play, args: Args) -> Returned:
     while all hosts are required. A job that ``grows``, or that was ``preempted``, does not wait for
     missing hosts if it may have fewer workers. The ``controller``, a host that watches the job, is
     given the time to start the attempt first. After its attempt was refused, a job that grows
-    continues ``without`` the hosts that were to join.
+    continues ``without`` the hosts that were to join. Hosts that were ``replaced`` (the result of
+    ``replacing.replace``) are awaited like lost ones.
     """
     run_dir, before = Path(args["run_dir"]).expanduser(), args["before"]
     manifest = read_manifest(run_dir.name, run_dir.parent)
@@ -128,19 +131,27 @@ def await_restart(play: connections.Play, args: Args) -> Returned:
         pause += random.uniform(0.0, _JITTER_S) if before.get("overtaken") else 0.0
         controller = str(args.get("controller") or "")
         pause += _DEFERENCE_S if controller and controller not in args["lost_hosts"] else 0.0
-    is_planned = grows or preempted
+    replaced = args.get("replaced") or {}
+    if replaced.get("stopped"):
+        return _stopped(play, run_dir, str(args["metrics_dir"]), str(replaced["stopped"]))
+    replacement = str(replaced.get("outcome") or "")
+    if replacement == REPLACED:  # new hosts have as much time to start as lost ones to return
+        failed_at = time.time()
+    elif not replacement and is_retry:
+        replacement = str(before.get("replacement") or "")
+    is_planned = (grows or preempted) and replacement != REPLACED
     groups = {kind: list(hosts) for kind, hosts in args["groups"].items()}
     names = [host for hosts in groups.values() for host in hosts]
     if not is_retry:  # lost hosts would only delay the others
         names = [host for host in names if host not in args["lost_hosts"]] if pause else []
-    hosts = AwaitedHosts(names, lambda host: _ask(play, manifest, run_dir.name, host))
+    hosts = AwaitedHosts(names, lambda host: how_stopped(play, manifest, host))
     due, is_patient = time.monotonic() + pause, True
     try:
         while not hosts.stopped:
             if is_retry and hosts.are_known:
-                if _is_cut_off(manifest, hosts.unreachable):
+                if is_cut_off(manifest, hosts.unreachable):
                     failed_at = time.time()
-                elif _is_enough(groups, hosts.unreachable, manifest):
+                elif is_enough(groups, hosts.unreachable, manifest):
                     is_retry = False
             is_patient = time.time() - failed_at < float(manifest["policy"]["host_wait"])
             if time.monotonic() >= due and not (is_retry and is_patient and not without):
@@ -159,6 +170,7 @@ def await_restart(play: connections.Play, args: Args) -> Returned:
         "grows": grows,
         "preempted": preempted,
         "without": without,
+        "replacement": replacement,
         "is_patient": is_patient,
         "failed_at": failed_at,
         "refusals": refusals,
@@ -166,17 +178,21 @@ def await_restart(play: connections.Play, args: Args) -> Returned:
     }
 
 
-def _ask(play: connections.Play, manifest: Manifest, job: str, host: str) -> str:
+def how_stopped(play: connections.Play, manifest: Manifest, host: str) -> str:
+    """Return how a job was stopped on a host; an empty string if it was not.
+
+    Raise UnreachableError or OSError.
+    """
     facts = manifest["hosts"].get(host)
     if facts is None:  # not yet part of the job
         play.run(host, "restart", ["printf", "{}"], ".")
         return ""
-    request = {"call": "stop_request", "root": facts["root"], "job": job}
+    request = {"call": "stop_request", "root": facts["root"], "job": manifest["job"]}
     answer = play.call(host, "restart", facts["host_python"], request)
     return str(reports.bounded(answer.get("stopped") or ""))
 
 
-def _is_cut_off(manifest: Manifest, unreachable: Mapping[str, str]) -> bool:
+def is_cut_off(manifest: Manifest, unreachable: Mapping[str, str]) -> bool:
     """Return whether none of the job's hosts can be reached.
 
     In that case the control node itself has no network, whatever state the hosts are in.
@@ -185,7 +201,7 @@ def _is_cut_off(manifest: Manifest, unreachable: Mapping[str, str]) -> bool:
     return bool(members) and members <= set(unreachable)
 
 
-def _is_enough(
+def is_enough(
     groups: Mapping[str, Sequence[str]], unreachable: Mapping[str, str], manifest: Manifest
 ) -> bool:
     """Return whether the reachable hosts are enough for the job."""
@@ -219,9 +235,9 @@ def judge_refusal(play: connections.Play, args: Args) -> Returned:
     members = _last_members(manifest)
     if tried.get("grows") and not tried.get("without") and not members.intersection(lost):
         return _as_before(play, run_dir, tried, members, message)
-    is_cut_off = _is_cut_off(manifest, dict.fromkeys(lost, ""))
-    if is_cut_off or tried["is_patient"]:
-        failed_at = time.time() if is_cut_off else tried["failed_at"]
+    cut_off = is_cut_off(manifest, dict.fromkeys(lost, ""))
+    if cut_off or tried["is_patient"]:
+        failed_at = time.time() if cut_off else tried["failed_at"]
         refusals = tried["refusals"] + 1
         if refusals == 1:
             limit = f"train_job_restart_host_timeout: {manifest['policy']['host_wait']:g} s"
@@ -229,7 +245,9 @@ def judge_refusal(play: connections.Play, args: Args) -> Returned:
             connections.say(text)
             about = {"kind": "waiting", "task": None, "text": text}
             journal.write_event(run_dir, notice=about)
-        return {**tried, "then": RESTART, "failed_at": failed_at, "refusals": refusals}
+        waiting = {"failed_at": failed_at, "refusals": refusals}
+        gone = [] if cut_off else sorted(members.intersection(lost))
+        return {**tried, **waiting, "then": RESTART, "gone": gone}
     causes.give_up(run_dir, message)
     return _ended(play, run_dir, str(args["metrics_dir"]))
 

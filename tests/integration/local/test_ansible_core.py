@@ -171,3 +171,52 @@ def test_the_place_of_a_wrong_value_is_named(python: str, tmp_path: Path) -> Non
     said = " ".join(done.stdout.split())
     assert f"sets HOST to a boolean ({inventory}:7)" in said
     assert 'train_job_seed of w0, w1 is a string, "x" (-e)' in said
+
+
+def test_the_variables_of_a_host_are_read_again(python: str, tmp_path: Path) -> None:
+    inventory, changed, password = (tmp_path / name for name in ("hosts.yml", "new.yml", "word"))
+    password.write_text("word")
+    vault = str(Path(python).with_name("ansible-vault"))
+    words = ("encrypt_string", "--vault-password-file", str(password), "classy")
+    secret = run(vault, *words, env=environment()).stdout.replace("\n", "\n      ")
+    common = (
+        "{ansible_connection: local, ansible_python_interpreter: '{{ ansible_playbook_python }}'}"
+    )
+    inventory.write_text(
+        "worker:\n"
+        "  hosts:\n"
+        "    w0: {seen: kept}\n"
+        "    w1: {ansible_host: old, seen: '{{ ansible_host }}', secret: old}\n"
+        f"  vars: {common}\n"
+    )
+    # The group and a host of the play are missing.
+    changed.write_text(
+        "all:\n"
+        "  hosts:\n"
+        "    w1:\n"
+        "      ansible_host: new\n"
+        "      seen: '{{ ansible_host }}er'\n"
+        "      groups: [ps]\n"  # it has the name of an option of add_host
+        f"      secret: {secret}\n"
+    )
+    update, add = (
+        f"tensorflow_ansible.cluster.gang_{verb}" for verb in ("update_host", "add_rank")
+    )
+    slot = {"name": "w1-slot-1", "machine": "w1", "slot": 1, "groups": []}
+    about = "[inventory_hostname, group_names | join, seen, secret | default('') | length]"
+    of_slot = "[hostvars['w1-slot-1'].ansible_host]"
+    tasks = [
+        {add: {**slot, "groups": ["worker"]}, "run_once": True},
+        {"command": f"cp {changed} {inventory}", "run_once": True},
+        {update: {"name": "{{ item }}"}, "loop": ["w0", "w1"], "run_once": True, "no_log": True},
+        {add: slot, "run_once": True},
+        {"debug": {"msg": f"{{{{ ({about} + {of_slot}) | join(' ') }}}}"}},
+    ]
+    play_file = tmp_path / "play.yml"
+    play_file.write_text(json.dumps([{"hosts": "worker", "gather_facts": False, "tasks": tasks}]))
+    options = ("--vault-password-file", str(password), "-v")
+    done = play(python, "-i", str(inventory), *options, str(play_file))
+    assert done.returncode == 0, done.stdout
+    assert "w0 worker kept 0 new" in done.stdout
+    assert "w1 worker newer 6 new" in done.stdout
+    assert "classy" not in done.stdout

@@ -198,3 +198,9 @@ def test_the_project_is_packed_as_it_is_installed(temporary: Path) -> None:
     assert not [name for name in names if "__pycache__" in name or "playbooks/collections" in name]
     second = prepare(a_play())
     assert (second["version"], Path(second["project"]).read_bytes()) == (first["version"], data)
+
+
+def test_a_host_that_watches_cannot_replace_hosts() -> None:
+    with pytest.raises(UserError, match=r"--on w0: train_job_replace is set, but w0 has neither"):
+        prepare(a_play({"train_job_replace": "terraform apply"}))
+    assert prepare(a_play({"train_job_replace": ""}))["host"] == "w0"

@@ -363,3 +363,58 @@ def test_attempts_that_were_never_staged_are_no_restarts(run_dir: Path) -> None:
     twice = causes.next_attempt(result, run_dir)
     assert (twice["restart"], twice["restarts_left"] > 0) == (False, True)
     assert "step 8" in twice["restart_reason"]
+
+
+def replaced(outcome: str = "replaced", stopped: str = "") -> dict[str, Any]:
+    return {"outcome": outcome, "stopped": stopped, "hosts": [], "ranks": []}
+
+
+@pytest.mark.parametrize("cause", ["preempted", "unreachable"])
+def test_replaced_hosts_are_awaited_like_lost_ones(run_dir: Path, cause: str) -> None:
+    """They may need a moment until their login works."""
+    started = [{"staged": True, "ranks": {"worker-1": "node-2"}}]
+    write_manifest(run_dir, started, min_workers=1, host_wait=3600)
+    (run_dir / "result.json").write_text(json.dumps(failed(cause=cause)))
+    first = wait(run_dir, a_play(), lost_hosts=["node-2"], replaced=replaced())
+    assert (first["min_workers"], first["replacement"]) == (0, "replaced")
+    lost = {"placement": {"failed": True, "msg": "no"}, "checks": {"node-2": LOST}}
+    refused = refuse(run_dir, a_play(lost), **first)
+    assert (refused["then"], refused["gone"]) == ("restart.yml", ["node-2"])
+    again = wait(run_dir, a_play(), refused, replaced=replaced(""))
+    assert (again["min_workers"], again["replacement"]) == (0, "replaced")
+    assert again["failed_at"] == first["failed_at"]
+    # After that time, it continues with fewer workers.
+    late = {**refused, "failed_at": time.time() - 3601}
+    assert wait(run_dir, a_play(), late, replaced=replaced(""))["min_workers"] == 1
+
+
+def test_a_replacement_that_fails_changes_nothing(run_dir: Path) -> None:
+    write_manifest(run_dir, min_workers=1)
+    (run_dir / "result.json").write_text(json.dumps(failed(state="stopped", cause="preempted")))
+    following = wait(run_dir, a_play(), lost_hosts=["node-2"], replaced=replaced("failed"))
+    assert (following["min_workers"], following["replacement"]) == (1, "failed")
+
+
+def test_hosts_that_are_replaced_while_the_job_waits_have_time_to_start(run_dir: Path) -> None:
+    before = {"then": "restart.yml", "refusals": 4, "failed_at": 10.0, "gone": ["node-2"]}
+    began = time.time()
+    following = wait(run_dir, a_play(), before, replaced=replaced())
+    assert following["min_workers"] == 0
+    assert following["failed_at"] >= began
+
+
+def test_a_job_that_was_stopped_while_hosts_were_replaced(run_dir: Path) -> None:
+    ended = wait(run_dir, a_play(), replaced=replaced("", "was stopped by anna"))
+    assert ended["then"] == "end.yml"
+    assert ended["result"]["state"] == "stopped"
+    assert ended["result"]["message"].startswith("the job was stopped by anna between two attempts")
+
+
+def test_only_hosts_of_the_job_are_replaced_and_none_without_a_network(run_dir: Path) -> None:
+    write_manifest(run_dir, [{"staged": True, "ranks": {"worker-0": "node-1"}}])
+    lost = {"placement": {"failed": True, "msg": "no"}, "checks": {"node-2": LOST}}
+    assert refuse(run_dir, a_play(lost))["gone"] == []
+    write_manifest(run_dir, [{"staged": True, "ranks": {"a": "node-1", "b": "node-2"}}])
+    assert refuse(run_dir, a_play(lost))["gone"] == ["node-2"]
+    all_lost = {**lost, "checks": dict.fromkeys(HOSTS, LOST)}
+    assert refuse(run_dir, a_play(all_lost))["gone"] == []

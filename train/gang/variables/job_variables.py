@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from train.gang import REPOSITORY
+from train.gang import REPOSITORY, local_command
 from train.gang.errors import UserError
 from train.gang.variables import script_arguments
 from train.gang.variables.typed_values import (
@@ -37,6 +37,7 @@ from train.host import metadata
 ENVIRONMENT = "train_job_environment"
 ARGUMENTS = "train_job_args"
 PREEMPTION = "train_job_preemption"
+REPLACE = "train_job_replace"
 #: The place of a value that is the role's default. Defaults are valid, and their templates are not
 #: rendered.
 DEFAULT = "the default"
@@ -131,6 +132,19 @@ def _problem_of_preemption(value: Any, place: str) -> str:
     )
 
 
+@functools.cache  # it is the same for all hosts
+def _problem_of_command(command: str, place: str) -> str:
+    """Return the problem with ``train_job_replace``, or an empty string."""
+    program = local_command.missing_program(command)
+    if not program:
+        return ""
+    return (
+        f"{REPLACE} of {{hosts}} begins with {program}{at(place)}, which is not a program in "
+        f"{REPOSITORY} or in PATH of this machine: install it, or write a command such as "
+        "`ansible-playbook playbooks/gcp.yml -e state=present`"
+    )
+
+
 def differences(
     by_host: Mapping[str, Mapping[str, tuple[Any, str]]], known: Mapping[str, Option]
 ) -> Iterator[str]:
@@ -217,6 +231,8 @@ def check(by_host: Mapping[str, Given], written: Written) -> dict[str, list[str]
                 problem = problem_of(name, value, main[name], place, defaults.get(name))
                 if name == PREEMPTION:
                     problem = _problem_of_preemption(value, place)
+                if name == REPLACE and not problem:
+                    problem = _problem_of_command(str(value), place)
                 problems.append((host, problem))
     of_gang = {
         host: {

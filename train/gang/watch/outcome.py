@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from typing import Any
 
 from train.gang import cause_names, suggestions
 from train.gang.job_records import ResultRecord
@@ -28,6 +29,9 @@ _STOPPED_TO_GROW = f"was stopped because {_GROWS}"
 #: The same for a gang that leaves a host that was preempted.
 _LEAVES = "the job leaves "
 STOPPED_TO_LEAVE = f"was stopped because {_LEAVES}"
+#: Seconds of a notice whose length is unknown, and the longest notice of a host that is certain to
+#: be reclaimed at its end.
+_USUAL_NOTICE, _LONGEST_NOTICE = 30.0, 120.0
 #: Sources of notices of preemption.
 _NOTICES = {
     preemption.FILE: f"notice by the file {rank_files.PREEMPT_FILE}",
@@ -84,6 +88,25 @@ def preempted(views: Sequence[View]) -> GangOutcome:
     grace = min((seconds for seconds in left if seconds is not None), default=None)
     message = f"{_LEAVES}{names_of(hosts)}: {why}"
     return GangOutcome("stopped", None, message, cause=end_causes.PREEMPTED, grace=grace)
+
+
+def leaving(views: Sequence[View]) -> dict[str, dict[str, Any]]:
+    """Return, for each host that got a notice of preemption, when it can be replaced.
+
+    ``until`` is the time of the control node at which the host will have ended. If it
+    ``may_be_off`` before, it can be replaced once it no longer answers. As a cloud still lists an
+    instance that is shutting down, this applies only to notices of unknown or great length.
+    """
+    found = {}
+    for view in views:
+        if noticed := view.state.get("preemption"):
+            seconds = noticed.get("seconds")
+            length = _USUAL_NOTICE if seconds is None else min(seconds, _LONGEST_NOTICE)
+            found[view.target.host] = {
+                "until": noticed["at"] + view.offset + length,
+                "may_be_off": seconds is None or seconds > _LONGEST_NOTICE,
+            }
+    return found
 
 
 def stopped_for(reason: str) -> GangOutcome:

@@ -60,6 +60,7 @@ def follow_gang(play: connections.Play, args: Args) -> dict[str, object]:
         "state": ended.state,
         "message": ended.message,
         "lost_hosts": ended.unreachable,  # Ansible has a meaning for "unreachable"
+        "leaving": outcome.leaving(gang.views),
         "running": not all(view.final for view in gang.views),
         "grace": ended.grace,
     }

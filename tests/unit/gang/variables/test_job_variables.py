@@ -64,6 +64,8 @@ def message_of(**hosts: job_variables.Given) -> str:
             )
         ),
         ("train_job_include", [["x"]], "expected a list"),
+        ("train_job_replace", ["terraform", "apply"], "expected a string"),
+        ("train_job_replace_timeout", 0, "expected a number of 1 or more"),
         ("train_job_notify_webhook", {"url": "hidden"}, "is a dictionary (hosts.yml:4), expected"),
     ],
 )
@@ -87,10 +89,18 @@ def test_a_wrong_type_is_refused_by_name(name: str, value: Any, message: str) ->
             for value in ("auto", "off", False, "aws", "http://10.0.0.1:8080/spot?a=b", "https://a")
         ),
         ("train_job_keras", "3"),
+        ("train_job_replace", "ansible-playbook playbooks/gcp.yml -e state=present"),
     ],
 )
 def test_values_as_people_write_them(name: str, value: Any) -> None:
     assert job_variables.check({"a": given(**{name: value})}, lambda value: None) == {"a": []}
+
+
+def test_a_command_without_its_program_is_refused() -> None:
+    values = {"train_job_replace": "playbooks/gcp.yml -e state=present"}
+    refused = message_of(a=given(**values), b=given(**values))
+    named = "train_job_replace of a, b begins with playbooks/gcp.yml (hosts.yml:4), which is not"
+    assert refused.startswith(named)
 
 
 def test_a_name_that_the_role_does_not_have() -> None:
@@ -136,4 +146,4 @@ def test_the_limits_of_numbers_are_those_of_their_descriptions() -> None:
     }
     main, _ = job_variables.options()
     assert {name: one.least for name, one in main.items() if one.least is not None} == told
-    assert len(told) == 27
+    assert len(told) == 28

@@ -14,6 +14,7 @@ from train.gang.watch.outcome import (
     GangOutcome,
     failed_at,
     first_of,
+    leaving,
     named_by,
     neither_at_fault,
     result_of,
@@ -205,3 +206,17 @@ def test_of_ranks_that_fail_by_themselves_the_first_is_named_by_clocks_that_are_
         last = gang[order.index(2)]
         last.offset = -2.5  # its host's clock is ahead
         assert first_of(gang) is last
+
+
+def test_when_hosts_that_got_a_notice_can_be_replaced() -> None:
+    lengths = [{"seconds": 30.0}, {}, {"seconds": 900.0}]
+    ranks = [view("worker-0")]
+    for index, length in enumerate(lengths, 1):
+        noticed = {"source": "gcp", "at": 100.0, **length}
+        ranks.append(view(f"worker-{index}", preemption=noticed))
+        ranks[-1].offset = 7.0  # the times are those of the control node
+    assert leaving(ranks) == {
+        "host-of-worker-1": {"until": 137.0, "may_be_off": False},
+        "host-of-worker-2": {"until": 137.0, "may_be_off": True},
+        "host-of-worker-3": {"until": 227.0, "may_be_off": True},
+    }
