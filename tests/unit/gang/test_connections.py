@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from train.gang import REPOSITORY, connections
+from train.gang import REPOSITORY, connections, host_programs
 from train.gang.connections import Play
 
 
@@ -52,7 +52,7 @@ def test_an_added_rank_has_the_variables_of_its_machine() -> None:
 
 def test_more_than_was_said_fills_no_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     answers = iter([{"size": 10}, {"data": base64.b64encode(b"0123456789").decode()}])
-    monkeypatch.setattr(connections.host_programs, "run", lambda *_: next(answers))
+    monkeypatch.setattr(host_programs, "run", lambda *_: next(answers))
     reached = []
 
     def fetch_file(source: str, destination: str) -> None:
