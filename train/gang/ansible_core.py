@@ -37,19 +37,23 @@ Variables = Mapping[str, Any]
 _SSH = "ansible.plugins.connection.ssh"
 
 
+@functools.cache
+def _documentation(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = read_docstring(str(path), ignore_errors=False)
+    return found
+
+
 def documented_options(path: Path) -> dict[str, Any]:
     """Return the options in the documentation of the module at ``path``; empty if it has none.
 
     Ansible itself reads the documentation of a module only to show it.
     """
-    documented = read_docstring(str(path), ignore_errors=False)["doc"]
-    return dict(documented.get("options") or {})
+    return dict(_documentation(path)["doc"].get("options") or {})
 
 
 def documented_results(path: Path) -> frozenset[str]:
     """Return the names of the results in the documentation of the module at ``path``."""
-    documented = read_docstring(str(path), ignore_errors=False)["returndocs"]
-    return frozenset(documented or ())
+    return frozenset(_documentation(path)["returndocs"] or ())
 
 
 def use_connection_plugins(folder: Path) -> None:

@@ -30,6 +30,13 @@ def test_a_module_without_options_has_none(tmp_path: Path) -> None:
     assert ansible_core.documented_options(module) == {}
 
 
+def test_results_are_those_of_the_documentation() -> None:
+    modules = REPOSITORY / "plugins/modules"
+    results = ansible_core.documented_results(modules / "rank_stage.py")
+    assert results == {"rank", "warnings", "overtaken", "stopped"}
+    assert ansible_core.documented_results(modules / "rank_unstage.py") == frozenset()
+
+
 def test_the_place_of_a_value_is_its_line_in_its_file(tmp_path: Path) -> None:
     file = tmp_path / "hosts.yml"
     file.write_text("a: 1\nb:\n  c: text\n")
