@@ -62,5 +62,9 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-{}
+released:
+  description: >-
+    Whether the resources were released. The task fails in any case, so that the play ends.
+  returned: always
+  type: bool
 """

@@ -34,7 +34,7 @@ def test_results_are_those_of_the_documentation() -> None:
     modules = REPOSITORY / "plugins/modules"
     results = ansible_core.documented_results(modules / "gang_stage.py")
     assert results == {"hosts", "warnings"}
-    assert ansible_core.documented_results(modules / "rank_unstage.py") == frozenset()
+    assert ansible_core.documented_results(modules / "tensorboard_serve.py") == frozenset()
 
 
 def test_the_place_of_a_value_is_its_line_in_its_file(tmp_path: Path) -> None:
