@@ -6,7 +6,7 @@ module: gang_ready
 short_description: Require that every rank of an attempt is staged
 description:
   - >-
-    Fails unless M(tensorflow_ansible.cluster.rank_stage) has succeeded on all hosts, because all
+    Fails unless M(tensorflow_ansible.cluster.gang_stage) has succeeded on all hosts, because all
     ranks must start together.
 options:
   hosts:
@@ -20,7 +20,7 @@ options:
     required: true
   registered:
     description: >-
-      The variable in which the results of M(tensorflow_ansible.cluster.rank_stage) are
+      The variable in which the results of M(tensorflow_ansible.cluster.gang_stage) are
       registered.
     type: str
     required: true

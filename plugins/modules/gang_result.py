@@ -17,18 +17,18 @@ options:
   ranks:
     description: >-
       Ranks that M(tensorflow_ansible.cluster.gang_find) has found. If omitted, the ranks that
-      M(tensorflow_ansible.cluster.rank_stage) returned.
+      M(tensorflow_ansible.cluster.gang_stage) returned.
     type: list
     elements: dict
   staged:
     description: >-
-      The variable in which the results of M(tensorflow_ansible.cluster.rank_stage) are
+      The variable in which the results of M(tensorflow_ansible.cluster.gang_stage) are
       registered.
     type: str
     required: true
   started:
     description: >-
-      The variable in which the results of M(tensorflow_ansible.cluster.rank_start) are
+      The variable in which the results of M(tensorflow_ansible.cluster.gang_start) are
       registered.
     type: str
     required: true

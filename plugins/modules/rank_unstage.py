@@ -6,7 +6,7 @@ module: rank_unstage
 short_description: Release the resources of a rank that has not started
 description:
   - >-
-    Undoes M(tensorflow_ansible.cluster.rank_stage): releases port and GPUs, and removes the
+    Undoes M(tensorflow_ansible.cluster.gang_stage): releases port and GPUs, and removes the
     rank's folder or restores it to its state after the previous attempt.
   - Always fails, so that the play ends.
 options:
@@ -62,5 +62,9 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-{}
+released:
+  description: >-
+    Whether the resources were released. The task fails in any case, so that the play ends.
+  returned: always
+  type: bool
 """

@@ -33,11 +33,13 @@ from train.gang.login_failures import LoginFailure
 from train.gang.scratch import Scratch
 
 #: The action that starts ranks: once a task with it has begun, ranks may run on the hosts.
-START = "rank_start"
+START = "gang_start"
 #: Actions whose results may report the end of an attempt or the job.
 _ENDS = ("gang_restart", "gang_refusal", "gang_result")
 #: Actions that each attempt repeats, and whose results concern only that attempt.
 _OF_ATTEMPT = ("gang_packages", "gang_plan")
+#: Actions whose result has those of all hosts as ``hosts``.
+_OF_EACH_HOST = ("gang_check", "gang_stage")
 #: Results of a task by inventory host.
 ByHost = dict[str, dict[str, Any]]
 
@@ -325,7 +327,7 @@ class Playbook:
                         hosts.append(host)
             else:
                 self.outcome.results.setdefault(module_of(data), {})[host] = result
-                if module_of(data) == "gang_check":
+                if module_of(data) in _OF_EACH_HOST:
                     self.outcome.note_unreachable(result["hosts"])
                 if module_of(data) == "gang_refusal":
                     self.outcome.forget_failures()

@@ -271,13 +271,17 @@ class Play:
             )
 
     def registered(self, host: str, name: str) -> Returned:
-        """Return the result registered as ``name`` for a host; empty if its task did not run."""
+        """Return the result registered as ``name`` for a host; empty if its task did not run.
+
+        If an action for the gang has registered a result with those of all hosts, it is the host's.
+        """
         found: Returned = self._hostvars[host].get(name) or {}
-        return found
+        by_host = found.get("hosts")
+        return (by_host.get(host) or {}) if isinstance(by_host, Mapping) else found
 
     def checks(self, name: str) -> dict[str, Returned]:
         """Return the results of ``gang_check``, registered as ``name``, by host."""
-        found: dict[str, Returned] = self.registered(self.host, name).get("hosts") or {}
+        found: dict[str, Returned] = self._hostvars[self.host].get(name, {}).get("hosts") or {}
         return found
 
     def connection(self, host: str) -> tuple[str, str, str, str]:

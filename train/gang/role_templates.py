@@ -18,8 +18,8 @@ _VARIABLES = (
     "roles/train_job/vars/main.yml",
     "playbooks/group_vars/all/train_job.yml",
 )
-#: The variable that the action ``gang_check`` renders for each host.
-_CHECK = "__train_job_check"
+#: The variables that the actions ``gang_check`` and ``gang_stage`` render for each host.
+_RENDERED = ("__train_job_check", "__train_job_stage")
 _NAME = re.compile(r"[a-z_]\w*")
 _BLOCKS = ("block", "rescue", "always")
 #: The fastest parser that this Python has.
@@ -29,14 +29,14 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 def of_each_host() -> set[str]:
     """Return the templates in the role's tasks for each host, and in variables that they mention.
 
-    Those of the check of each host are included, those of an inventory are not.
+    Those in variables that actions render are included, those of an inventory are not.
     """
     tasks = (task for path in _TASKS for task in _flat(_read(path)))
     found = {text for task in tasks if not task.get("run_once") for text in _templates(task)}
     variables: dict[str, Any] = {}
     for path in _VARIABLES:
         variables |= _read(path)
-    found |= {*_templates(variables[_CHECK])}
+    found |= {text for name in _RENDERED for text in _templates(variables[name])}
     waiting = list(found)
     while waiting:
         for name in {*_NAME.findall(waiting.pop())} & variables.keys():

@@ -1,16 +1,35 @@
-"""Leases the ports and GPUs of a gang, and requires that all of its ranks are ready to start."""
+"""Leases the ports and GPUs of a gang, and makes its ranks ready and starts them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import base64
+import contextlib
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
-from train.gang import connections, leasing, login_failures, reports
-from train.gang.connections import Args
+from ansible.errors import AnsibleConnectionFailure
+
+from train.gang import connections, leasing, login_failures, machine_calls, reports
+from train.gang.connections import Args, Returned
 from train.gang.errors import UserError
 from train.gang.job_records import Manifest
+from train.gang.machine_calls import Machine, MachineCalls
 from train.gang.plan import placement, withdrawal
 from train.gang.watch import journal
+from train.host import rank_files
+
+#: Maximum size in bytes of an archive that is sent with the call. A larger one is copied to the
+#: machine first, which takes four more commands.
+_SENT = 512 << 10
+#: Maximum number of supervisors that are started at once.
+_AT_ONCE = 100
+#: Options of ``gang_stage`` that are the same for all hosts, and parts of a host's result.
+_SHARED = ("manifest", "readable_by", "force")
+_STAGED = ("rank", "overtaken", "stopped")
 
 
 def lease(play: connections.Play, args: Args) -> dict[str, object]:
@@ -44,6 +63,81 @@ def lease(play: connections.Play, args: Args) -> dict[str, object]:
         withdrawal.withdraw(run_dir, int(manifest["attempt"]))
         raise UserError(f"nothing was started: {error}") from error
     return {}
+
+
+def stage(play: connections.Play, args: Args) -> dict[str, object]:
+    """Make the ranks of an attempt ready. Return the result of each host as ``hosts``.
+
+    It has ``rank``, which is records.RankInfo, or ``failed`` or ``unreachable`` with a ``msg``. The
+    scripts' environments are added here, so that they are not in an argument or a result that could
+    be printed. Raise UserError or OSError if that is not possible.
+    """
+    machines = machine_calls.machines(play, args["hosts"], args["beside"], str(args["options"]))
+    for machine in machines:
+        for host, options in machine.requests.items():
+            spec = {**json.loads(options["spec"]), "environment": play.environment(host)}
+            machine.requests[host] = {**options, "spec": json.dumps(spec)}
+    archive, shared = Path(args["archive"]), {name: args[name] for name in _SHARED}
+    shared["call"] = "rank_stages"
+    content = b""
+    if archive.stat().st_size <= _SENT:
+        content = base64.b64encode(archive.read_bytes())
+
+    def call(machine: Machine) -> dict[str, Returned]:
+        if content:
+            given = {**shared, "content": content.decode()}
+            return machine_calls.call(play, machine, given, _STAGED)
+        with _copied(machine.action, archive) as path:
+            return machine_calls.call(play, machine, {**shared, "archive": path}, _STAGED)
+
+    found = MachineCalls(play, machines, "stage", call).results()
+    return {"changed": True, "hosts": found, "warnings": machine_calls.warnings(found)}
+
+
+@contextlib.contextmanager
+def _copied(action: Any, archive: Path) -> Iterator[str]:
+    """Copy an archive to the action's host, and yield its path there. Then remove it."""
+    folder = action._make_tmp_path()
+    try:
+        path = action._connection._shell.join_path(folder, "job.tgz")
+        action._transfer_file(str(archive), path)
+        action._fixup_perms2((folder, path))
+        yield path
+    finally:
+        action._remove_tmp_path(folder, force=True)
+
+
+def start(play: connections.Play, args: Args) -> dict[str, object]:
+    """Start the supervisors of all staged ranks. Return the result of each host as ``hosts``.
+
+    The supervisors move into the background as soon as they work. The result has ``started``, and a
+    ``msg`` if the supervisor did not start.
+    """
+    staged = {host: play.registered(host, args["registered"])["rank"] for host in args["hosts"]}
+
+    def start_one(host: str) -> Returned:
+        try:
+            return _start(play.action_of(host, "start"), staged[host])
+        except AnsibleConnectionFailure as error:
+            return {"started": False, "unreachable": True, "msg": str(error)}
+        except Exception as error:  # the watch reports the rank and stops the gang
+            return {"started": False, "msg": str(error) or repr(error)}
+
+    with ThreadPoolExecutor(min(_AT_ONCE, len(staged))) as pool:
+        found = dict(zip(staged, pool.map(start_one, staged), strict=True))
+    return {"changed": True, "hosts": found}
+
+
+def _start(action: Any, rank: Mapping[str, Any]) -> Returned:
+    words = [rank["host_python"], "-S", "-E", "-m", "train.host.supervisor", rank["rank_dir"]]
+    done = action._low_level_execute_command(
+        f"{action._compute_environment_string()} {shlex.join(words)} 2>&1",
+        chdir=shlex.quote(f"{rank['rank_dir']}/{rank_files.LAUNCHER_DIR}"),
+    )
+    if done["rc"] == 0:
+        return {"started": True}
+    said = str(done["stdout"] or done["stderr"]).strip()
+    return {"started": False, "msg": f"the supervisor did not start: {said}"}
 
 
 def require_staged(play: connections.Play, args: Args) -> dict[str, object]:

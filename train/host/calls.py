@@ -215,7 +215,7 @@ CALLS = {
     "rank_fault": "faults.inject_fault",
     "rank_fetch": "staging.pack",
     "rank_info": "calls.state",
-    "rank_stage": "staging.stage",
+    "rank_stages": "staging.stage_all",
     "rank_stop": "calls.stop",
     "rank_unstage": "staging.unstage",
     "stop_request": "calls.stop_request",

@@ -92,6 +92,26 @@ def stage(params: Params) -> CallResult:
     return {"changed": True, "rank": rank, "warnings": warnings}
 
 
+def stage_all(params: Params) -> CallResult:
+    """Stage several ranks of this host, see ``stage``.
+
+    Return ``hosts``: the result for each rank by its inventory host. If a rank cannot be staged,
+    its result has ``failed`` and the reason as ``msg``.
+
+    Args:
+        params: parameters that the ranks share; ``hosts``, the other parameters of each rank by
+            its inventory host.
+    """
+    shared = {name: value for name, value in params.items() if name != "hosts"}
+    results: Dict[str, CallResult] = {}
+    for host, own in params["hosts"].items():
+        try:
+            results[host] = stage({**shared, **own})
+        except CallError as error:
+            results[host] = {**error.more, "failed": True, "msg": str(error)}
+    return {"hosts": results}
+
+
 def check_texts(spec: records.RankSpec) -> None:
     """Raise CallError if an argument or an environment variable cannot be passed to a process."""
     for number, argument in enumerate(spec["argv"]):
@@ -179,7 +199,7 @@ def fill(params: Params, job_dir: str, spec: records.RankSpec) -> records.RankIn
     spec["machine"] = processes.machine()
     spec["checkpoint_dir"] = os.path.expanduser(os.path.expandvars(spec["checkpoint_dir"]))
     again = spec["attempt"] > 1
-    sent = params["archive"]
+    sent = params.get("archive", "")
     if "content" in params:
         held = os.memfd_create("archive")
         os.write(held, base64.b64decode(params["content"]))

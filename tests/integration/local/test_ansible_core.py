@@ -19,7 +19,7 @@ from uv import find_uv_bin
 from tests.support.lab import REPOSITORY, environment, free_port, free_ports, once, run
 
 OLDEST, NEWEST = "2.19", "2.21"
-ACTION = "tensorflow_ansible.cluster.rank_start"
+ACTION = "tensorflow_ansible.cluster.gang_start"
 
 
 def newer_python() -> str | None:
@@ -67,14 +67,14 @@ def test_it_is_the_version_that_is_meant(python: str, request: pytest.FixtureReq
 
 
 def test_the_documented_options_are_checked(python: str, tmp_path: Path) -> None:
-    tasks = [{ACTION: {"python": "python3", "rank": 1}}]
+    tasks = [{ACTION: {"hosts": [], "rank": 1}}]
     play_file = tmp_path / "play.yml"
     play_file.write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": tasks}]))
     done = play(python, "-i", "localhost,", "-c", "local", str(play_file))
     assert done.returncode == 2
     said = " ".join(done.stdout.split())
-    assert "rank_start: missing required arguments: rank_dir; has no option rank." in said
-    assert "include: python, rank_dir." in said
+    assert "gang_start: missing required arguments: registered; has no option rank." in said
+    assert "include: hosts, registered." in said
 
 
 def test_the_plugin_ssh_is_used(python: str) -> None:

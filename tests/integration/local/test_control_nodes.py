@@ -128,7 +128,7 @@ def test_a_job_is_followed_to_its_end_though_nobody_reads_the_output(local_lab: 
         stderr=subprocess.DEVNULL,
     ) as process:
         assert process.stdout is not None
-        while b"Start the rank's supervisor" not in process.stdout.readline():
+        while b"Start the ranks' supervisors" not in process.stdout.readline():
             assert process.poll() is None
         process.stdout.close()
         assert process.wait(60) == 0
@@ -218,14 +218,15 @@ LINES = [
     '{"phase": "\\u001b]52;c;aGk=\\u0007", "loss": NaN}',
 ]
 OSC = "\x1b]52;c;ZXZpbA==\x07"
-#: An interpreter of a host that adds to the output of every module.
+#: An interpreter of a host that adds to the output of every program, and to each result in it.
 LIAR = """\
 #!{python}
 import json, subprocess, sys
 done = subprocess.run([sys.executable, *sys.argv[1:]], stdout=subprocess.PIPE)
 try:
     told = json.loads(done.stdout)
-    told.update(json.loads({lie!r}))
+    for result in (told, *told.get("hosts", {{}}).values()):
+        result.update(json.loads({lie!r}))
     print(json.dumps(told))
 except ValueError:
     sys.stdout.buffer.write(done.stdout)
@@ -245,7 +246,8 @@ def test_what_a_host_says_ends_no_job_and_becomes_no_variable_and_no_command(
     )
     marker, python = tmp_path / "marker", tmp_path / "python3"
     facts = {"train_job_notify_command": f"touch {marker}", "train_job_notify_webhook": "x"}
-    lie = json.dumps({"ansible_facts": facts, "msg": f"a{OSC}b", "warnings": [f"w{OSC}"]})
+    orders = {"ansible_facts": facts, "add_host": {"name": "evil", "host_vars": facts}}
+    lie = json.dumps({**orders, "msg": f"a{OSC}b", "warnings": [f"w{OSC}"]})
     python.write_text(LIAR.format(python=sys.executable, lie=lie))
     python.chmod(0o755)
     lab = local_lab(worker=1)

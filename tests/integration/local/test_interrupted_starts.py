@@ -19,8 +19,8 @@ from train.host import leases, rank_files
 #: The tasks of a start, in order.
 PLAN, STAGE, START = (
     "Plan ranks, code and manifest",
-    "Stage the rank's folder",
-    "Start the rank's supervisor",
+    "Stage the ranks' folders",
+    "Start the ranks' supervisors",
 )
 FOLLOW = "Follow all ranks"
 QUEUE: dict[str, Any] = {"train_job_queue_timeout": 60}

@@ -78,8 +78,8 @@ def test_the_start_is_a_line_for_each_phase(capsys: pytest.CaptureFixture[str]) 
     tasks = {
         "Require known tags and ranks": "checking the hosts",
         "Check the host": "checking the hosts",
-        "Stage the rank's folder": "staging code for 3 ranks",
-        "Start the rank's supervisor": "starting 3 ranks",
+        "Stage the ranks' folders": "staging code for 3 ranks",
+        "Start the ranks' supervisors": "starting 3 ranks",
         "Follow all ranks": "starting 3 ranks",
     }
     for name, phase in tasks.items():

@@ -39,25 +39,26 @@ def test_a_task_for_the_gang_does_not_name_the_host_that_it_ran_for() -> None:
 
 def test_hosts_with_the_same_message_are_named_together() -> None:
     hosts = ["node-1", "node-2", "node-3", "node-4"]
-    events = [ended("runner_on_failed", host, "rank_stage", msg="no space") for host in hosts]
+    events = [ended("runner_on_failed", host, "rank_stop", msg="no space") for host in hosts]
     assert outcome_of(*events).messages == ["node-1, node-2 and 2 more: no space"]
 
 
 def test_where_no_host_answers_only_the_logins_are_reported() -> None:
     hosts = ["node-1", "node-2"]
-    lost = [ended("runner_on_unreachable", h, "rank_stage", msg=REFUSED.text) for h in hosts]
+    lost = [ended("runner_on_unreachable", h, "rank_info", msg=REFUSED.text) for h in hosts]
     result = {"msg": "no host answered; nothing was started", "nothing_answered": True}
     outcome = outcome_of(*lost, ended("runner_on_failed", "node-1", "gang_watch", **result))
     assert outcome.messages == [f"node-1 and node-2 are unreachable: {REFUSED.text}"]
 
 
-def test_hosts_that_fail_the_check_of_a_gang_are_unreachable() -> None:
+@pytest.mark.parametrize("action", ["gang_check", "gang_stage"])
+def test_hosts_that_a_task_for_the_gang_cannot_reach_are_unreachable(action: str) -> None:
     lost = {"unreachable": True, "msg": REFUSED.text}
     hosts = {"node-1": lost, "node-2": {"failed": True, "msg": "no space"}, "node-3": lost}
-    checked = ended("runner_on_ok", "node-1", "gang_check", hosts=hosts)
+    checked = ended("runner_on_ok", "node-1", action, hosts=hosts)
     outcome = outcome_of(checked, ended("runner_on_failed", "node-1", "gang_hosts", msg="too few"))
     assert outcome.messages == [f"node-1 and node-3 are unreachable: {REFUSED.text}", "too few"]
-    assert outcome.results["gang_check"]["node-1"]["hosts"]["node-2"]["failed"]
+    assert outcome.results[action]["node-1"]["hosts"]["node-2"]["failed"]
 
 
 def test_hosts_whose_login_takes_long_are_named_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,9 +19,9 @@ from train.gang import REPOSITORY, ansible_core
 
 
 def test_options_are_those_of_the_documentation() -> None:
-    options = ansible_core.documented_options(REPOSITORY / "plugins/modules/rank_start.py")
-    assert [*options] == ["python", "rank_dir"]
-    assert options["rank_dir"]["required"] is True
+    options = ansible_core.documented_options(REPOSITORY / "plugins/modules/gang_start.py")
+    assert [*options] == ["hosts", "registered"]
+    assert options["registered"]["required"] is True
 
 
 def test_a_module_without_options_has_none(tmp_path: Path) -> None:
@@ -32,9 +32,9 @@ def test_a_module_without_options_has_none(tmp_path: Path) -> None:
 
 def test_results_are_those_of_the_documentation() -> None:
     modules = REPOSITORY / "plugins/modules"
-    results = ansible_core.documented_results(modules / "rank_stage.py")
-    assert results == {"rank", "warnings", "overtaken", "stopped"}
-    assert ansible_core.documented_results(modules / "rank_unstage.py") == frozenset()
+    results = ansible_core.documented_results(modules / "gang_stage.py")
+    assert results == {"hosts", "warnings"}
+    assert ansible_core.documented_results(modules / "tensorboard_serve.py") == frozenset()
 
 
 def test_the_place_of_a_value_is_its_line_in_its_file(tmp_path: Path) -> None:

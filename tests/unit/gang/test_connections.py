@@ -32,6 +32,14 @@ def test_hosts_that_are_reached_in_the_same_way_share_a_machine() -> None:
     assert all(host in names for host, names in Play.neighbors(play).items())
 
 
+def test_a_result_of_all_hosts_is_that_of_each() -> None:
+    whole = {"rank": {"hosts": {"a": {"started": True}}}, "chosen": {"hosts": ["a"]}}
+    play: Any = SimpleNamespace(_hostvars={"a": whole, "b": whole})
+    assert Play.registered(play, "a", "rank") == {"started": True}
+    assert Play.registered(play, "b", "rank") == {}
+    assert Play.registered(play, "b", "chosen") == {"hosts": ["a"]}
+
+
 def test_everything_that_changes_a_connection_is_one_of_its_settings() -> None:
     given = {
         **{"ansible_host": "10.0.0.1", "ansible_ssh_private_key_file": "~/key", "color": "red"},

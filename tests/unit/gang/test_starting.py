@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ansible.errors import AnsibleConnectionFailure
 
 from tests.unit.gang.made_up_play import a_play
-from train.gang import connections, login_failures, starting
+from train.gang import connections, login_failures, machine_calls, starting
 from train.gang.errors import UserError
 
 AWAY = {"unreachable": True, "msg": login_failures.failure("no-route").text}
@@ -48,6 +51,106 @@ def test_lost_hosts_alone_have_reported_why_themselves() -> None:
 def test_what_ends_the_job_is_passed_on() -> None:
     refused = staged(a={"msg": "was stopped by anna", "stopped": "was stopped by anna"})
     assert refused["stopped"] == "was stopped by anna"
+
+
+class Staging:
+    """A play whose machines stage and start ranks."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        self.archive = folder / "job.tgz"
+        self.archive.write_bytes(b"x" * size)
+        self.calls: list[Any] = []
+        self.copies: list[tuple[str, str]] = []
+        self.commands: list[tuple[str, str]] = []
+        self.hosts, self.host = ["a", "b", "c"], "a"
+
+    def values(self, host: str, *names: str) -> dict[str, Any]:
+        return {names[0]: {"root": f"/{host}", "spec": json.dumps({"host": host})}}
+
+    def names_of_connection_settings(self, host: str) -> list[str]:
+        return []
+
+    def environment(self, host: str) -> dict[str, str]:
+        return {"TOKEN": f"secret of {host}"}
+
+    def interpreter_of(self, host: str) -> str:
+        return "python3"
+
+    def registered(self, host: str, name: str) -> Any:
+        return {"rank": {"host_python": "/usr/bin/python3", "rank_dir": f"/jobs/x/{host} 1"}}
+
+    def action_of(self, host: str, purpose: str) -> Any:
+        def execute(command: str, chdir: str) -> dict[str, Any]:
+            self.commands.append((command.strip(), chdir))
+            if host == "c":
+                raise AnsibleConnectionFailure("lost")
+            return {"rc": int(host == "b"), "stdout": "no module" if host == "b" else ""}
+
+        join = SimpleNamespace(join_path=lambda *parts: "/".join(parts))
+        return SimpleNamespace(
+            host=host,
+            _connection=SimpleNamespace(_shell=join),
+            _low_level_execute_command=execute,
+            _compute_environment_string=lambda: "",
+            _make_tmp_path=lambda: f"/tmp/{host}",
+            _transfer_file=lambda local, path: self.copies.append((local, path)),
+            _fixup_perms2=lambda paths: None,
+            _remove_tmp_path=lambda path, force: self.copies.append(("removed", path)),
+        )
+
+    def stage(self, monkeypatch: pytest.MonkeyPatch) -> Any:
+        def call(play: Any, machine: Any, request: Any, known: Any) -> Any:
+            self.calls.append((dict(machine.requests), request))
+            return machine.each({"rank": {"attempt": 1}})
+
+        monkeypatch.setattr(machine_calls, "call", call)
+        beside = {"a": ["a", "b"], "b": ["a", "b"], "c": ["c"]}
+        about: dict[str, Any] = {"hosts": self.hosts, "options": "my_rank", "beside": beside}
+        about |= {"archive": str(self.archive), "readable_by": "owner", "force": False}
+        about["manifest"] = "{}"
+        return starting.stage(self, about)  # type: ignore[arg-type]
+
+
+def test_a_machine_gets_the_code_once_and_each_rank_its_own_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play = Staging(tmp_path, size=9)
+    done = play.stage(monkeypatch)
+    assert {*done["hosts"]} == {"a", "b", "c"}
+    by_hosts = {tuple(requests): (requests, request) for requests, request in play.calls}
+    assert {*by_hosts} == {("a", "b"), ("c",)}
+    requests, request = by_hosts["a", "b"]
+    assert base64.b64decode(request["content"]) == b"x" * 9
+    assert request["call"] == "rank_stages"
+    for host, options in requests.items():
+        spec = json.loads(options["spec"])
+        assert spec == {"host": host, "environment": {"TOKEN": f"secret of {host}"}}
+    assert "secret" not in json.dumps(done)
+    assert play.copies == []
+
+
+def test_a_large_archive_is_copied_once_to_each_machine_and_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play = Staging(tmp_path, size=600 << 10)
+    play.stage(monkeypatch)
+    assert sorted(play.copies) == [
+        (str(play.archive), "/tmp/a/job.tgz"),
+        (str(play.archive), "/tmp/c/job.tgz"),
+        ("removed", "/tmp/a"),
+        ("removed", "/tmp/c"),
+    ]
+    assert {request["archive"] for _, request in play.calls} == {"/tmp/a/job.tgz", "/tmp/c/job.tgz"}
+
+
+def test_a_supervisor_that_does_not_start_prevents_no_other(tmp_path: Path) -> None:
+    play: Any = Staging(tmp_path, size=1)
+    done: Any = starting.start(play, {"hosts": play.hosts, "registered": "rank"})
+    assert done["hosts"]["a"] == {"started": True}
+    assert done["hosts"]["b"]["msg"] == "the supervisor did not start: no module"
+    assert done["hosts"]["c"]["unreachable"]
+    words = "/usr/bin/python3 -S -E -m train.host.supervisor '/jobs/x/a 1' 2>&1"
+    assert (words, "'/jobs/x/a 1/launcher'") in play.commands
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ def test_a_host_imports_what_the_call_needs() -> None:
 import sys
 from train.host import calls
 names = ("checkup", "links", "staging", "tensorboard")
-calls.find("rank_stage")
+calls.find("rank_stages")
 print(*[name for name in names if "train.host." + name in sys.modules])
 """
     assert run(sys.executable, "-c", script).stdout == "staging\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import sys
 import time
 from pathlib import Path
@@ -107,6 +108,31 @@ def test_whether_an_interpreter_has_the_framework(framework: str, tmp_path: Path
     (package / "__init__.py").write_text("")
     program.write_text(f'#!/bin/sh\nPYTHONPATH={package.parent} exec "{sys.executable}" "$@"\n')
     assert not preflight.check(given(tmp_path, **python), preflight.Machine())["lacks_framework"]
+
+
+def test_ranks_of_a_machine_are_checked_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    lacks = preflight.lacks
+
+    def ask(python: str, module: str) -> bool:
+        asked.append(module)
+        return lacks(python, module)
+
+    monkeypatch.setattr(preflight, "lacks", ask)
+    with socket.socket() as server:
+        server.bind(("", 0))
+        server.listen()
+        taken = server.getsockname()[1]
+        shared = given(tmp_path, framework="jax")
+        hosts = {"a": {"port": taken}, "b": {"address": "b"}, "c": {}}
+        results = preflight.check_all({**shared, "hosts": hosts})["hosts"]
+    assert results["a"]["failed"]
+    assert f"port {taken} is in use" in results["a"]["msg"]
+    assert (results["b"]["host"]["address"], results["b"]["lacks_framework"]) == ("b", True)
+    assert results["c"]["host"]["address"] == shared["address"]
+    assert asked == ["jax"], "the interpreter is asked once"
 
 
 def test_a_rank_of_any_program_needs_no_framework(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The names of tasks begin with their file, such as ``Preflight | Check the host``."""
+"""The names of tasks, their results, and tasks that run once."""
 
 from __future__ import annotations
 
@@ -39,3 +39,20 @@ def test_registers_and_facts_are_internal_or_documented() -> None:
             names = [task.get("register"), *task.get("ansible.builtin.set_fact", {})]
             for name in filter(None, names):
                 assert name.startswith(f"__{role}_") or f"`{name}" in readme, f"{path}: {name}"
+
+
+def test_a_task_that_runs_once_has_no_condition_about_its_host() -> None:
+    """Ansible decides with the first host only whether such a task runs at all."""
+    for path in sorted(REPOSITORY.glob("roles/*/tasks/*.yml")):
+        for task in tasks(yaml.safe_load(path.read_text())):
+            once = task.get("run_once") is True
+            assert not (once and "inventory_hostname" in str(task.get("when", ""))), task["name"]
+
+
+def test_the_files_of_a_start_are_imported_without_a_condition_about_the_host() -> None:
+    """They have tasks that run once."""
+    for path in (REPOSITORY / "roles/train_job/tasks").glob("*.yml"):
+        for task in tasks(yaml.safe_load(path.read_text())):
+            imported = str(task.get("ansible.builtin.import_tasks", ""))
+            if imported.endswith(("plan.yml", "wait.yml", "start.yml", "watch.yml")):
+                assert "inventory_hostname" not in str(task.get("when", "")), task["name"]

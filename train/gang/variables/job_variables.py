@@ -140,8 +140,7 @@ def _problem_of_command(command: str, place: str) -> str:
         return ""
     return (
         f"{REPLACE} of {{hosts}} begins with {program}{at(place)}, which is not a program in "
-        f"{REPOSITORY} or in PATH of this machine: install it, or write a command such as "
-        "`ansible-playbook playbooks/gcp.yml -e state=present`"
+        f"{REPOSITORY} or in PATH of this machine: install it, or correct the command"
     )
 
 

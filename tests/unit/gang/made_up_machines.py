@@ -1,0 +1,81 @@
+"""A play whose machines answer logins and calls as a test decides."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from train.gang import checking, connections, host_programs
+
+OPTIONS = {"job": "", "attempt": 1, "framework": "none", "modules": [], "wait": 0.0}
+FACTS = {"cores": 2}
+
+#: Answers the call for a machine: its inventory hosts, and the result of the call.
+Asked = Callable[[Mapping[str, Any]], Any]
+
+
+class Play:
+    """A play whose machines answer logins and calls."""
+
+    def __init__(self, beside: Mapping[str, list[str]], **values: Any) -> None:
+        self.hosts, self.beside, self._values = list(beside), beside, values
+        self.logins: dict[str, Callable[[], str]] = {}  # what a login prints, if not its mark
+        self.calls: list[tuple[str, Any]] = []
+
+    def values(self, host: str, *names: str) -> dict[str, Any]:
+        given = {"my_check": {"port": host}, **self._values.get(host, {})}
+        return {name: given[name] for name in names if name in given}
+
+    def names_of_connection_settings(self, host: str) -> list[str]:
+        return list(self._values.get(host, {}))
+
+    def action_of(self, host: str, purpose: str) -> Any:
+        def execute(command: str, **_: Any) -> dict[str, Any]:
+            printed = self.logins[host]() if host in self.logins else command.partition(" ")[2]
+            return {"rc": 0, "stdout": printed, "stderr": ""}
+
+        options: dict[str, Any] = {"host": host, "timeout": 0}
+        connection = SimpleNamespace(
+            transport="ssh", become=None, get_option=lambda name: options[name]
+        )
+        return SimpleNamespace(
+            host=host, _connection=connection, _low_level_execute_command=execute
+        )
+
+    def interpreter_of(self, host: str) -> str:
+        return f"python-of-{host}"
+
+
+def checks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Return a function that checks the hosts of a play. ``said`` is what it showed."""
+    said: list[str] = []
+    monkeypatch.setattr(connections, "say", said.append)
+    monkeypatch.setattr(connections, "allow_many_connections", lambda: None)
+
+    def run(play: Play, answer: Asked) -> Any:
+        def ask(action: Any, command: str, program: bytes) -> host_programs.Answer:
+            request = json.loads(command)
+            play.calls.append((action.host, request))
+            found = answer(request["hosts"])
+            if isinstance(found, Exception):
+                raise found
+            return host_programs.Answer(found, 0, "no JSON")
+
+        monkeypatch.setattr(host_programs, "ask", ask)
+        monkeypatch.setattr(
+            host_programs, "command_of", lambda python, request: (json.dumps(request), b"")
+        )
+        args = {**OPTIONS, "options": "my_check", "beside": play.beside, "avoids_preempted": False}
+        checked: Any = checking.check_hosts(play, args)  # type: ignore[arg-type]
+        checked["said"] = said
+        return checked
+
+    return run
+
+
+def fine(hosts: Mapping[str, Any]) -> dict[str, Any]:
+    return {"hosts": {host: {"host": FACTS, "lacks_framework": False} for host in hosts}}

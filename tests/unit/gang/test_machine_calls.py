@@ -1,0 +1,90 @@
+"""Which machines are called, and what comes of calls that fail or hang."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from ansible.errors import AnsibleConnectionFailure
+
+from tests.unit.gang.made_up_machines import FACTS, Play, checks, fine
+from train.gang import login_check, login_failures, machine_calls
+
+
+@pytest.fixture
+def check(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    return checks(monkeypatch)
+
+
+def test_other_users_and_interpreters_of_a_machine_are_asked_separately(
+    check: Callable[..., Any],
+) -> None:
+    names = ["a", "b", "c"]
+    own = {"b": {"ansible_become": True}, "c": {"ansible_python_interpreter": "/opt/python"}}
+    play = Play(dict.fromkeys(names, names), **own)
+    check(play, fine)
+    assert sorted(host for host, _ in play.calls) == names
+    assert all(request["beside"] == names for _, request in play.calls)
+
+
+def test_a_connection_that_breaks_during_the_check_is_unreachable(
+    check: Callable[..., Any],
+) -> None:
+    lost = AnsibleConnectionFailure("Shared connection to b closed.")
+    checked = check(Play({"b": ["b"]}), lambda hosts: lost)
+    assert checked["hosts"]["b"]["unreachable"]
+
+
+def test_a_login_that_hangs_is_named_and_does_not_delay_the_others(
+    check: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, seconds in (("NAMED_S", 0.02), ("_LIMIT_S", 0.05), ("_MARGIN_S", 0.0)):
+        monkeypatch.setattr(login_check, name, seconds)
+    monkeypatch.setattr(machine_calls, "_LOOK_S", 0.02)
+    ended: list[bool] = []
+    monkeypatch.setattr(login_check, "end_children", lambda: ended.append(True))
+    forever = threading.Event()
+
+    def hang() -> str:
+        forever.wait(20)
+        return ""
+
+    play = Play({name: [name] for name in ("a", "b", "c")})
+    play.logins = {"b": hang, "c": hang}
+    checked = check(play, fine)
+    forever.set()
+    hangs = login_failures.KINDS["hangs"].sentence
+    assert checked["hosts"]["b"]["msg"].startswith(hangs)
+    assert checked["hosts"]["a"]["host"] == FACTS
+    assert checked["said"][0] == login_failures.waiting(["b", "c"])
+    assert ended == [True]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None,
+        {},
+        {"hosts": []},
+        {"hosts": {"other": {"host": FACTS}}},
+        {"hosts": {"a": ["host"]}},
+    ],
+)
+def test_a_malformed_answer_is_a_failure_of_its_hosts(
+    check: Callable[..., Any], answer: Any
+) -> None:
+    checked = check(Play({"a": ["a"]}), lambda hosts: answer)
+    assert set(checked["hosts"]) == {"a"}
+    assert checked["hosts"]["a"]["failed"]
+    assert checked["hosts"]["a"]["msg"]
+
+
+def test_an_unexpected_error_ends_no_other_check(check: Callable[..., Any]) -> None:
+    def answer(hosts: Mapping[str, Any]) -> Any:
+        return KeyError("bug") if "b" in hosts else fine(hosts)
+
+    checked = check(Play({"a": ["a"], "b": ["b"]}), answer)
+    assert checked["hosts"]["a"]["host"] == FACTS
+    assert "bug" in checked["hosts"]["b"]["msg"]

@@ -1,0 +1,191 @@
+"""Makes calls on the hosts of a play: one for each machine with all of its ranks, in parallel."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ansible.errors import AnsibleConnectionFailure
+
+from train.gang import connections, host_programs, login_check, login_failures
+from train.gang.connections import Args, Returned
+from train.gang.login_failures import LoginFailure
+
+#: Parts of any host's result.
+_OF_ANY_HOST = ("failed", "msg", "warnings")
+#: Seconds between two looks at logins in progress.
+_LOOK_S = 0.5
+
+
+@dataclass
+class Machine:
+    """Inventory hosts that one call can serve.
+
+    Attributes:
+        beside: all names of the machine in the play.
+        requests: the parameters for each inventory host.
+        login_since: when its login began (monotonic clock); None if no login is in progress.
+        action: an action with a connection to the first host; None until there is one.
+    """
+
+    beside: list[str]
+    requests: dict[str, Args] = field(default_factory=dict)
+    login_since: float | None = None
+    action: Any = None
+
+    @property
+    def first(self) -> str:
+        """The inventory host whose connection is used."""
+        return next(iter(self.requests))
+
+    def each(self, result: Returned) -> dict[str, Returned]:
+        """Return a result for each host of the machine."""
+        return dict.fromkeys(self.requests, result)
+
+
+def machines(
+    play: connections.Play, hosts: Sequence[str], beside: Mapping[str, list[str]], variable: str
+) -> list[Machine]:
+    """Return the machines of hosts, with the rendered ``variable`` of each host as its request.
+
+    Raise UserError if a template in a host's variables is invalid.
+    """
+    found: dict[tuple[str, ...], Machine] = {}
+    for host in hosts:
+        values = play.values(host, variable, *play.names_of_connection_settings(host))
+        request = values.pop(variable)
+        # Hosts with the same address may have different keys or interpreters.
+        key = (beside[host][0], *(f"{name}={value}" for name, value in sorted(values.items())))
+        found.setdefault(key, Machine(list(beside[host]))).requests[host] = request
+    return list(found.values())
+
+
+#: Makes the call of a machine that has an action, and returns the result of each host.
+Call = Callable[[Machine], Mapping[str, Returned]]
+
+
+def call(
+    play: connections.Play, machine: Machine, request: Args, known: Sequence[str]
+) -> dict[str, Returned]:
+    """Run a program of train/host/calls.py for all hosts of a machine; return their results.
+
+    The program gets the parameters of each host as ``hosts``, and returns ``hosts``, the result for
+    each. Of these, only ``known`` fields and those of any host are kept.
+    """
+    python = play.interpreter_of(machine.first)
+    command = host_programs.command_of(python, {**request, "hosts": machine.requests})
+    answer = host_programs.ask(machine.action, *command)
+    found = (answer.value or {}).get("hosts")
+    if not isinstance(found, Mapping):
+        return machine.each(login_check.without_result(machine.action, answer))
+    kept = (*_OF_ANY_HOST, *known)
+    return {host: _result(found.get(host), kept) for host in machine.requests}
+
+
+def _result(found: Any, kept: Sequence[str]) -> Returned:
+    """Return the harmless parts of a host's result."""
+    if not isinstance(found, Mapping):
+        return {"failed": True, "msg": "the host did not report on this rank"}
+    return host_programs.harmless({name: found[name] for name in kept if name in found})
+
+
+class MachineCalls:
+    """Calls of several machines, each in a thread.
+
+    Args:
+        purpose: of the connections.
+        call: is called for each machine.
+        logs_in: whether to log in first, so that a login that fails or hangs is explained in time.
+    """
+
+    def __init__(
+        self,
+        play: connections.Play,
+        machines: Sequence[Machine],
+        purpose: str,
+        call: Call,
+        logs_in: bool = False,
+    ) -> None:
+        self._play, self._machines, self._purpose = play, machines, purpose
+        self._call, self._logs_in = call, logs_in
+        self._ended: queue.Queue[tuple[Machine, Mapping[str, Returned]]] = queue.Queue()
+        self._named: set[str] = set()
+
+    def results(self) -> dict[str, Returned]:
+        """Return the result of each host. A login that takes too long counts as failed."""
+        for machine in self._machines:
+            threading.Thread(target=self._work, args=(machine,), daemon=True).start()
+        results: dict[str, Returned] = {}
+        pending = list(self._machines)
+        while pending:
+            try:
+                machine, found = self._ended.get(timeout=_LOOK_S)
+            except queue.Empty:
+                for machine, failed in self._hanging(pending):
+                    results |= machine.each(_unreachable(failed))
+                    pending.remove(machine)
+                continue
+            if machine in pending:
+                results |= found
+                pending.remove(machine)
+        if any(machine.login_since is not None for machine in self._machines):
+            login_check.end_children()
+        return results
+
+    def _hanging(self, pending: Sequence[Machine]) -> list[tuple[Machine, LoginFailure]]:
+        """Return the machines whose login takes too long. Name those that take long."""
+        now, slow, hanging = time.monotonic(), [], []
+        for machine in pending:
+            since = machine.login_since
+            if since is None or now - since < login_check.NAMED_S:
+                continue
+            connection = machine.action._connection
+            if machine.first not in self._named:
+                slow.append(machine.first)
+            if now - since >= login_check.limit_of(connection):
+                hanging.append((machine, login_check.hanging(connection)))
+        if slow:
+            self._named |= {*slow}
+            connections.say(login_failures.waiting(slow))
+        return hanging
+
+    def _work(self, machine: Machine) -> None:
+        """Make the call of a machine. Runs in a thread, whose errors become results."""
+        try:
+            found = self._found(machine)
+        except Exception as error:
+            failed: Returned = {"failed": True, "msg": str(error) or repr(error)}
+            if isinstance(error, AnsibleConnectionFailure) and machine.action is not None:
+                failed = _unreachable(login_check.explain(str(error), machine.action._connection))
+            found = machine.each(failed)
+        self._ended.put((machine, found))
+
+    def _found(self, machine: Machine) -> Mapping[str, Returned]:
+        host = machine.first
+        action = machine.action = self._play.action_of(host, self._purpose)
+        if self._logs_in and login_check.needs_login(action._connection):
+            with login_check.turn(action._connection, host):
+                machine.login_since = time.monotonic()
+                failed = login_check.attempt(action)
+                machine.login_since = None
+            if failed is not None:
+                return machine.each(_unreachable(failed))
+        return self._call(machine)
+
+
+def _unreachable(failed: LoginFailure) -> Returned:
+    return {"unreachable": True, "msg": failed.text}
+
+
+def warnings(found: Mapping[str, Returned]) -> list[str]:
+    """Return the warnings of all hosts, each with the hosts that it is about."""
+    about: dict[str, list[str]] = {}
+    for host, result in found.items():
+        lines = result.get("warnings")
+        for text in lines if isinstance(lines, list) else ():
+            about.setdefault(str(text), []).append(host)
+    return [f"{login_failures.names_of(hosts)}: {text}" for text, hosts in about.items()]
