@@ -6,7 +6,7 @@ module: gang_hosts
 short_description: Choose the hosts of an attempt
 description:
   - >-
-    Chooses from the hosts that passed M(tensorflow_ansible.cluster.host_check). Spare hosts
+    Chooses from the hosts that passed M(tensorflow_ansible.cluster.gang_check). Spare hosts
     replace lost ones and, if allowed, the attempt has fewer workers.
 options:
   groups:

@@ -38,9 +38,6 @@ options:
     description: The folder on the host in which all users' ports and GPUs are leased.
     type: str
     required: true
-  run_dir:
-    description: The job's folder on the control node, to withdraw the attempt there as well.
-    type: str
 attributes:
   check_mode:
     description: Whether it can run without changing anything.

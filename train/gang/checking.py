@@ -10,6 +10,8 @@ from train.gang.machine_calls import Machine, MachineCalls
 _CHECK = "check"
 #: Parts of a host's result.
 _KNOWN = ("host", "lacks_framework", "ranks")
+#: The result of a host that does not run the tasks of the role.
+_GONE: Returned = {"failed": True, "msg": "an earlier task of this play failed on this host"}
 #: Options of ``gang_check`` that are the same for all hosts.
 _SHARED = ("job", "attempt", "framework", "modules", "wait", "avoids_preempted")
 
@@ -20,14 +22,17 @@ def check_hosts(play: connections.Play, args: Args) -> Returned:
     A host that cannot be reached has ``unreachable``, one on which a rank cannot start has
     ``failed``. Both have a ``msg``. Raise UserError if a template in a host's variables is invalid.
     """
-    connections.allow_many_connections()
     shared = {**{name: args[name] for name in _SHARED}, "names": play.hosts, "call": "host_checks"}
 
     def check(machine: Machine) -> dict[str, Returned]:
         return machine_calls.call(play, machine, {**shared, "beside": machine.beside}, _KNOWN)
 
-    machines = machine_calls.machines(play, play.hosts, args["beside"], str(args["options"]))
+    # In later attempts, hosts count as failed for Ansible although the role continues with them.
+    gone = [host for host in play.hosts if host not in play.active and int(args["attempt"]) == 1]
+    hosts = [host for host in play.hosts if host not in gone]
+    machines = machine_calls.machines(play, hosts, args["beside"], str(args["options"]))
     found = MachineCalls(play, machines, _CHECK, check, logs_in=True).results()
+    found |= dict.fromkeys(gone, _GONE)
     lost = {host: login_failures.of_result(r) for host, r in found.items() if r.get("unreachable")}
     for line in login_failures.merged(lost):
         connections.say(line)

@@ -244,6 +244,8 @@ class Play:
         #: All inventory hosts of the play, including failed ones, and the host of the task.
         self.hosts: list[str] = list(task_vars["ansible_play_hosts_all"])
         self.host = str(task_vars["inventory_hostname"])
+        #: The hosts on which no task of this play has failed.
+        self.active: list[str] = list(task_vars.get("ansible_play_hosts", self.hosts))
         self.limited = bool(task_vars.get("ansible_limit"))
         self.check_mode = bool(action._task.check_mode)
         self._action = action
@@ -251,6 +253,7 @@ class Play:
         self._hostvars = task_vars["hostvars"]
         self._actions: dict[tuple[str, str], Any] = {}
         self._interpreters: dict[str, str] = {}
+        self._environments: dict[str, str] = {}
         # Ansible's templating and its loading of plugins are not thread-safe.
         self._connecting = threading.Lock()
 
@@ -279,9 +282,14 @@ class Play:
         by_host = found.get("hosts")
         return (by_host.get(host) or {}) if isinstance(by_host, Mapping) else found
 
+    def of_gang(self, name: str) -> Returned:
+        """Return the result registered as ``name`` by a task that runs once."""
+        found: Returned = self._hostvars[self.host].get(name) or {}
+        return found
+
     def checks(self, name: str) -> dict[str, Returned]:
         """Return the results of ``gang_check``, registered as ``name``, by host."""
-        found: dict[str, Returned] = self._hostvars[self.host].get(name, {}).get("hosts") or {}
+        found: dict[str, Returned] = self.of_gang(name).get("hosts") or {}
         return found
 
     def connection(self, host: str) -> tuple[str, str, str, str]:
@@ -510,8 +518,15 @@ class Play:
         return host_programs.call(action, words, request, archive)
 
     def interpreter_of(self, host: str) -> str:
-        """Return the interpreter of a host that already has an action, see host_programs."""
+        """Return the interpreter of a host that already has an action, see host_programs.
+
+        The task's ``environment`` precedes it.
+        """
         return self._interpreters[host]
+
+    def environment_of(self, host: str) -> str:
+        """Return the task's ``environment`` for commands on a host that already has an action."""
+        return self._environments[host]
 
     def fetch(self, host: str, source: str, destination: Path, limit: int) -> None:
         """Copy an archive from a host to this machine; see the function ``fetch``."""
@@ -528,6 +543,7 @@ class Play:
                 variables = self.variables(host)
                 action = ansible_core.action_on(self._action, variables, host)
                 self._actions[host, purpose] = action
-                template = action._templar.template
-                self._interpreters[host] = host_programs.interpreter(variables, template)
+                environment = self._environments[host] = action._compute_environment_string()
+                words = host_programs.interpreter(variables, action._templar.template)
+                self._interpreters[host] = f"{environment} {words}".strip()
         return self._actions[host, purpose]

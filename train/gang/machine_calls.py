@@ -117,6 +117,7 @@ class MachineCalls:
 
     def results(self) -> dict[str, Returned]:
         """Return the result of each host. A login that takes too long counts as failed."""
+        connections.allow_many_connections()
         for machine in self._machines:
             threading.Thread(target=self._work, args=(machine,), daemon=True).start()
         results: dict[str, Returned] = {}

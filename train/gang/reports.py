@@ -303,7 +303,7 @@ load = record(Facts, {"t"}, nice=integer(-20, 19), gpus=items(record(GpuLoad), M
 #: A rank as ``host.ranks.identify`` returns it.
 rank = record(records.RankInfo)
 _LISTED = record(records.ListedJob)
-#: The report of ``host_check`` about its host.
+#: The report of ``gang_check`` about its host.
 facts = record(host_facts.HostFacts)
 #: The report of ``environment_info``.
 described = fields({"environment": record(host_facts.Environment)}, nullable=("environment",))

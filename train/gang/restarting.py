@@ -273,7 +273,7 @@ def _as_before(
 def _refusal(play: connections.Play, steps: Sequence[str]) -> Mapping[str, Any]:
     """Return the result of the task that refused the attempt."""
     for name in steps:
-        registered = play.registered(play.host, name)
+        registered = play.of_gang(name)
         if registered.get("failed"):
             return registered
     failed = (play.registered(host, "ansible_failed_result") for host in play.hosts)

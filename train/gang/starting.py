@@ -11,11 +11,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from ansible.errors import AnsibleConnectionFailure
+from ansible.errors import AnsibleConnectionFailure, AnsibleError
 
-from train.gang import connections, leasing, login_failures, machine_calls, reports
+from train.gang import (
+    connections,
+    leasing,
+    login_check,
+    login_failures,
+    machine_calls,
+    reports,
+)
 from train.gang.connections import Args, Returned
-from train.gang.errors import UserError
+from train.gang.errors import UnreachableError, UserError
 from train.gang.job_records import Manifest
 from train.gang.machine_calls import Machine, MachineCalls
 from train.gang.plan import placement, withdrawal
@@ -117,27 +124,64 @@ def start(play: connections.Play, args: Args) -> dict[str, object]:
 
     def start_one(host: str) -> Returned:
         try:
-            return _start(play.action_of(host, "start"), staged[host])
-        except AnsibleConnectionFailure as error:
-            return {"started": False, "unreachable": True, "msg": str(error)}
+            action = play.action_of(host, "start")
+            try:
+                return _start(action, play.environment_of(host), staged[host])
+            except AnsibleConnectionFailure as error:
+                failed = login_check.explain(str(error), action._connection)
+                return {"started": False, "unreachable": True, "msg": failed.text}
         except Exception as error:  # the watch reports the rank and stops the gang
             return {"started": False, "msg": str(error) or repr(error)}
 
+    connections.allow_many_connections()
     with ThreadPoolExecutor(min(_AT_ONCE, len(staged))) as pool:
         found = dict(zip(staged, pool.map(start_one, staged), strict=True))
     return {"changed": True, "hosts": found}
 
 
-def _start(action: Any, rank: Mapping[str, Any]) -> Returned:
+def _start(action: Any, environment: str, rank: Mapping[str, Any]) -> Returned:
     words = [rank["host_python"], "-S", "-E", "-m", "train.host.supervisor", rank["rank_dir"]]
     done = action._low_level_execute_command(
-        f"{action._compute_environment_string()} {shlex.join(words)} 2>&1",
+        f"{environment} {shlex.join(words)} 2>&1",
         chdir=shlex.quote(f"{rank['rank_dir']}/{rank_files.LAUNCHER_DIR}"),
     )
     if done["rc"] == 0:
         return {"started": True}
     said = str(done["stdout"] or done["stderr"]).strip()
     return {"started": False, "msg": f"the supervisor did not start: {said}"}
+
+
+def unstage(play: connections.Play, args: Args) -> dict[str, object]:
+    """Withdraw an attempt that cannot start: here, and on the hosts of all of its ranks.
+
+    Ports and GPUs are released, and the ranks' folders removed or restored. Always raise UserError,
+    so that the play ends.
+    """
+    manifest: Manifest = args["manifest"]
+    attempt = manifest["attempts"][-1]
+    withdrawal.withdraw(Path(args["run_dir"]), int(manifest["attempt"]))
+    shared = {name: manifest[name] for name in ("job", "attempt", "created_at")}
+    shared |= {"call": "rank_unstage", "claim": attempt["claim"]}
+
+    def undo(host: str, task: str) -> str:
+        facts = manifest["hosts"][host]
+        folders = {name: facts[name] for name in ("root", "lease_dir")}
+        try:
+            play.call(host, "stage", facts["host_python"], {**shared, **folders, "task": task})
+        except (UnreachableError, AnsibleError, OSError) as error:  # it always fails
+            return str(reports.bounded(str(error)))
+        return "did not report"
+
+    tasks = {rank["host"]: rank["task"] for rank in manifest["ranks"]}
+    connections.allow_many_connections()
+    with ThreadPoolExecutor(min(_AT_ONCE, len(tasks))) as pool:
+        said = dict(zip(tasks, pool.map(undo, tasks, tasks.values()), strict=True))
+    reasons = placement.by_reason(said)
+    if len(reasons) == 1:
+        raise UserError(*reasons)
+    raise UserError(
+        "\n".join(f"{login_failures.names_of(hosts)}: {why}" for why, hosts in reasons.items())
+    )
 
 
 def require_staged(play: connections.Play, args: Args) -> dict[str, object]:

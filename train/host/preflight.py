@@ -368,4 +368,6 @@ def check_all(params: Params) -> CallResult:
             results[host] = check({**shared, **own, "host": host}, machine)
         except CallError as error:
             results[host] = {**error.more, "failed": True, "msg": str(error)}
+        except Exception as error:  # the other ranks have results of their own
+            results[host] = {"failed": True, "msg": "the check failed: %r" % error}
     return {"hosts": results}

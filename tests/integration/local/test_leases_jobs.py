@@ -74,16 +74,17 @@ def test_a_job_is_refused_or_waits_for_another_one(lab: Lab, tmp_path: Path) -> 
     assert job_processes(tmp_path) == []
 
 
-def test_where_one_rank_gets_nothing_none_does(lab: Lab) -> None:
+@pytest.mark.parametrize("rank", [0, 1])
+def test_where_one_rank_gets_nothing_none_does(lab: Lab, rank: int) -> None:
     """Another job has claimed one rank's port, which is noticed when the ranks are staged."""
-    port = ports(lab)[1]
+    port = ports(lab)[rank]
     early = holder("early")
     assert leases.wait(str(leases_of(lab)), {f"port/{port}": "it"}, early, 0) == []
     done = lab.playbook("train.yml", train_job_script=str(PLAIN), train_job_id="a")
     told = " ".join(done.stdout.split())
     assert done.returncode == 2, told
     assert f"port {port} is claimed by worker-0 of job early (user " in told
-    assert told.count("nothing was started, and the job's leases were released") >= 2
+    assert "nothing was started, and the job's leases were released" in told
     assert held(lab) == {}
     assert not list(lab.root.glob("jobs/*"))
     assert not list(lab.runs_dir.glob("*"))

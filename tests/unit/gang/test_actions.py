@@ -175,9 +175,9 @@ def test_a_host_without_python_is_unreachable(on_host: Callable[..., Any]) -> No
 
 
 def test_the_errors_of_a_program_are_part_of_its_message(on_host: Callable[..., Any]) -> None:
-    done = on_host(None, 1, "Killed\n" + 400 * "x")
+    done = on_host(None, 1, 400 * "x" + "\nOSError: gone")
     assert done["failed"]
-    assert done["msg"] == f"the host's Python printed no result: Killed {'x' * 293}"
+    assert done["msg"] == f"the host's Python printed no result: {'x' * 286} OSError: gone"
 
 
 def test_a_connection_that_fails_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:

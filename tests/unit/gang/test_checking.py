@@ -54,3 +54,12 @@ def test_only_known_and_harmless_parts_of_a_result_are_kept(check: Callable[...,
     checked = check(Play({"a": ["a"]}), lambda hosts: {"hosts": {"a": result}})
     assert checked["hosts"]["a"] == {"host": FACTS, "warnings": ["port taken"], "msg": 3}
     assert checked["warnings"] == ["a: port taken"]
+
+
+def test_a_host_that_has_left_the_play_is_not_checked(check: Callable[..., Any]) -> None:
+    play = Play({"a": ["a"], "b": ["b"]})
+    play.active = ["a"]
+    checked = check(play, fine)
+    assert checked["hosts"]["b"]["failed"]
+    assert checked["hosts"]["b"]["msg"] == "an earlier task of this play failed on this host"
+    assert [host for host, _ in play.calls] == ["a"]

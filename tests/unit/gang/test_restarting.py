@@ -72,6 +72,7 @@ def a_play(
         hosts=HOSTS,
         host=HOSTS[0],
         registered=seen,
+        of_gang=lambda name: (registered or {}).get(name) or {},
         checks=lambda name: (registered or {}).get(name) or {},
         call=lambda host, purpose, python, request: answer(host),
         run=lambda host, purpose, words, folder: answer(host),

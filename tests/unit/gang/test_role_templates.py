@@ -7,7 +7,7 @@ from train.gang import role_templates
 
 def test_templates_of_tasks_for_each_host_are_found_with_those_that_they_mention() -> None:
     found = role_templates.of_each_host()
-    assert "{{ __train_job_stage_host.root }}" in found, "an option of rank_unstage, in a block"
+    assert "{{ __train_job_stage_host.root }}" in found, "what a rank gets"
     assert "{{ train_job_address }}" in found, "of the check of each host"
     assert "{{ ansible_host | default(inventory_hostname) }}" in found, "its default"
     assert "{{ groups['evaluator'] | default([]) }}" in found, "in a dictionary of the playbooks"

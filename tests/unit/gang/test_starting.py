@@ -14,7 +14,7 @@ from ansible.errors import AnsibleConnectionFailure
 
 from tests.unit.gang.made_up_play import a_play
 from train.gang import connections, login_failures, machine_calls, starting
-from train.gang.errors import UserError
+from train.gang.errors import UnreachableError, UserError
 
 AWAY = {"unreachable": True, "msg": login_failures.failure("no-route").text}
 STAGED = {"rank": {"attempt": 2}}
@@ -73,6 +73,9 @@ class Staging:
     def environment(self, host: str) -> dict[str, str]:
         return {"TOKEN": f"secret of {host}"}
 
+    def environment_of(self, host: str) -> str:
+        return "SCRATCH=/data"
+
     def interpreter_of(self, host: str) -> str:
         return "python3"
 
@@ -83,15 +86,16 @@ class Staging:
         def execute(command: str, chdir: str) -> dict[str, Any]:
             self.commands.append((command.strip(), chdir))
             if host == "c":
-                raise AnsibleConnectionFailure("lost")
+                raise AnsibleConnectionFailure("Connection refused")
             return {"rc": int(host == "b"), "stdout": "no module" if host == "b" else ""}
 
         join = SimpleNamespace(join_path=lambda *parts: "/".join(parts))
         return SimpleNamespace(
             host=host,
-            _connection=SimpleNamespace(_shell=join),
+            _connection=SimpleNamespace(
+                _shell=join, transport="ssh", get_option={"host": host}.__getitem__
+            ),
             _low_level_execute_command=execute,
-            _compute_environment_string=lambda: "",
             _make_tmp_path=lambda: f"/tmp/{host}",
             _transfer_file=lambda local, path: self.copies.append((local, path)),
             _fixup_perms2=lambda paths: None,
@@ -149,8 +153,41 @@ def test_a_supervisor_that_does_not_start_prevents_no_other(tmp_path: Path) -> N
     assert done["hosts"]["a"] == {"started": True}
     assert done["hosts"]["b"]["msg"] == "the supervisor did not start: no module"
     assert done["hosts"]["c"]["unreachable"]
-    words = "/usr/bin/python3 -S -E -m train.host.supervisor '/jobs/x/a 1' 2>&1"
+    assert done["hosts"]["c"]["msg"].startswith(login_failures.KINDS["refused"].sentence)
+    words = "SCRATCH=/data /usr/bin/python3 -S -E -m train.host.supervisor '/jobs/x/a 1' 2>&1"
     assert (words, "'/jobs/x/a 1/launcher'") in play.commands
+
+
+def test_an_attempt_that_cannot_start_is_withdrawn_on_all_hosts(run_dir: Path) -> None:
+    asked: dict[str, Any] = {}
+
+    def call(host: str, purpose: str, python: str, request: Any) -> Any:
+        asked[host] = request
+        if host == "b":
+            raise UnreachableError("the connection was refused")
+        raise OSError("nothing was started, and the job's leases were released")
+
+    facts = {"host_python": "/usr/bin/python3", "root": "~/train", "lease_dir": "/leases"}
+    manifest = {"job": "night", "attempt": 1, "created_at": 1.0, "attempts": [{"claim": "mine"}]}
+    ranks = [{"host": host, "task": f"worker-{n}"} for n, host in enumerate("abc")]
+    manifest |= {"hosts": dict.fromkeys("abc", facts), "ranks": ranks}
+    play = a_play({host: {} for host in "abc"})
+    play.call = call
+    args = {"manifest": manifest, "run_dir": str(run_dir)}
+    with pytest.raises(UserError, match=r"^a and c: nothing was started, .*\nb: the connection"):
+        starting.unstage(play, args)
+    assert {host: request["task"] for host, request in asked.items()} == {
+        "a": "worker-0",
+        "b": "worker-1",
+        "c": "worker-2",
+    }
+    assert asked["a"]["root"] == "~/train"
+    assert asked["a"]["claim"] == "mine"
+    manifest["ranks"] = ranks[:1]
+    with pytest.raises(
+        UserError, match=r"^nothing was started, and the job's leases were released"
+    ):
+        starting.unstage(play, args)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from train.gang.login_failures import names_of
 from train.host import frameworks, records
 from train.host.host_facts import HostFacts
 
-#: Facts about every participating inventory host, as reported by ``host_check``.
+#: Facts about every participating inventory host, as reported by ``gang_check``.
 FactsByHost = Mapping[str, HostFacts]
 
 
