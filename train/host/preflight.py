@@ -368,6 +368,6 @@ def check_all(params: Params) -> CallResult:
             results[host] = check({**shared, **own, "host": host}, machine)
         except CallError as error:
             results[host] = {**error.more, "failed": True, "msg": str(error)}
-        except Exception as error:  # the other ranks have results of their own
+        except Exception as error:  # this must not affect the other ranks
             results[host] = {"failed": True, "msg": "the check failed: %r" % error}
     return {"hosts": results}

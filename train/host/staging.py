@@ -109,7 +109,7 @@ def stage_all(params: Params) -> CallResult:
             results[host] = stage({**shared, **own})
         except CallError as error:
             results[host] = {**error.more, "failed": True, "msg": str(error)}
-        except Exception as error:  # the other ranks have results of their own
+        except Exception as error:  # this must not affect the other ranks
             results[host] = {"failed": True, "msg": "the rank was not staged: %r" % error}
     return {"hosts": results}
 
