@@ -131,9 +131,9 @@ def test_what_is_wrong_on_each_host_is_named(ssh_lab: Labs, testbed: Testbed) ->
     assert run.code == 4, run.result
     for words in (
         "worker0: /root is not writable: choose another train_job_root",
-        "worker1 is unreachable: ",
-        "Python",
-        "found: Usage: grep",
+        "worker1 is unreachable: the host has no Python",
+        "worker2: the host's Python printed no result: ",
+        "Usage: grep",
     ):
         assert words in run.result["message"], run.result["message"]
     assert ssh_processes(testbed) == []
