@@ -22,6 +22,9 @@ _SEARCHED = ("", "auto", "auto_legacy", "auto_silent", "auto_legacy_silent")
 _FALLBACK = "/usr/bin/python3"
 #: Fields of a manifest that keep all of their characters, because the script gets them again.
 _EXACT = ("arguments", "rank_arguments")
+#: Reads the rest of the standard input if the interpreter ends without reading it. Otherwise ssh
+#: could report a lost connection, and not how the interpreter ended.
+_READ_ALL = " || { code=$?; cat >/dev/null; exit $code; }"
 _PROGRAM = """\
 import base64, json, os, sys
 launcher, archive = {launcher!r}, os.memfd_create("launcher")
@@ -100,7 +103,7 @@ def command_of(python: str, request: Mapping[str, Any], archive: str = "") -> tu
     """Return the command that runs a program of train/host/calls.py, and its standard input."""
     sent = archive or launcher.archive()
     program = _PROGRAM.format(launcher=sent, request=json.dumps(request))
-    return f"{python} -S -E -", program.encode()
+    return f"{python} -S -E -{_READ_ALL}", program.encode()
 
 
 def _ask(action: Any, command: str, program: bytes | None) -> Answer:

@@ -72,6 +72,18 @@ def test_the_message_of_a_failed_program_is_the_error() -> None:
     assert "Traceback" in str(failed.value) or "night" in str(failed.value)
 
 
+def test_an_interpreter_that_does_not_run_reads_the_program_anyway() -> None:
+    command, program = host_programs.command_of("/nowhere/python", {"call": "usage"})
+    assert len(program) > 1 << 17, "more than a pipe holds"
+    with subprocess.Popen(
+        ["/bin/sh", "-c", command], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        assert process.stdin is not None
+        process.stdin.write(program)
+        process.stdin.close()  # a broken pipe would be an error
+        assert process.wait() == 127
+
+
 def test_a_connection_that_fails_is_unreachable() -> None:
     def refuse(*_: Any, **__: Any) -> Any:
         raise AnsibleConnectionFailure("ssh: connect to host a port 22: Connection refused")
