@@ -199,7 +199,7 @@ def require_staged(play: connections.Play, args: Args) -> dict[str, object]:
     if not (lost or lacking):
         return {}
     if not lacking:
-        flags["nothing_answered"] = True  # the hosts' failed tasks show the reasons
+        flags["nothing_answered"] = True  # the hosts' own results have the reasons
     named = [
         f"{login_failures.names_of(hosts)}: {reason}"
         for reason, hosts in placement.by_reason(lacking).items()

@@ -1,6 +1,6 @@
-"""Types of the parameters, results and errors of a call on a host."""
+"""Parameters, results and errors of a call on a host, and calls for several ranks."""
 
-from typing import Any, Dict, Mapping
+from typing import Any, Callable, Dict, Mapping
 
 #: The arguments of a call, described in its function.
 Params = Mapping[str, Any]
@@ -14,3 +14,25 @@ class CallError(Exception):
     def __init__(self, message: str, **more: Any) -> None:
         super().__init__(message)
         self.more = more
+
+
+def for_each_rank(params: Params, call: Callable[[Params], CallResult]) -> CallResult:
+    """Make a call for several ranks of this host, one after the other.
+
+    Return ``hosts``: the result for each rank by its inventory host. If a call fails, its result
+    has ``failed`` and the reason as ``msg``, and the others are made anyway.
+
+    Args:
+        params: parameters that the ranks share; ``hosts``, the other parameters of each rank by
+            its inventory host.
+    """
+    shared = {name: value for name, value in params.items() if name != "hosts"}
+    results: Dict[str, CallResult] = {}
+    for host, own in params["hosts"].items():
+        try:
+            results[host] = call({**shared, **own, "host": host})
+        except CallError as error:
+            results[host] = {**error.more, "failed": True, "msg": str(error)}
+        except Exception as error:  # an error of one rank must not affect the others
+            results[host] = {"failed": True, "msg": "unexpected error: %r" % error}
+    return {"hosts": results}

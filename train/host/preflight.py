@@ -24,7 +24,7 @@ from . import (
     records,
     suitability,
 )
-from .call_types import CallError, CallResult, Params
+from .call_types import CallError, CallResult, Params, for_each_rank
 from .suggested import suggest
 
 #: Seconds after which the driver no longer lists an ended process.
@@ -351,23 +351,6 @@ def check(params: Params, machine: Machine) -> CallResult:
 
 
 def check_all(params: Params) -> CallResult:
-    """Check this host for several ranks, see ``check``.
-
-    Return ``hosts``: the result for each rank by its inventory host. If a rank cannot start, its
-    result has ``failed`` and the reasons as ``msg``.
-
-    Args:
-        params: parameters that the ranks share; ``hosts``, the other parameters of each rank by
-            its inventory host.
-    """
-    shared = {name: value for name, value in params.items() if name != "hosts"}
-    results: Dict[str, CallResult] = {}
+    """Check this host for several ranks, see ``check`` and ``call_types.for_each_rank``."""
     machine = Machine()
-    for host, own in params["hosts"].items():
-        try:
-            results[host] = check({**shared, **own, "host": host}, machine)
-        except CallError as error:
-            results[host] = {**error.more, "failed": True, "msg": str(error)}
-        except Exception as error:  # this must not affect the other ranks
-            results[host] = {"failed": True, "msg": "the check failed: %r" % error}
-    return {"hosts": results}
+    return for_each_rank(params, lambda of_rank: check(of_rank, machine))

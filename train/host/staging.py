@@ -16,7 +16,7 @@ import zipfile
 from typing import Any, Dict, List, Mapping, Tuple
 
 from . import json_files, leases, outputs, processes, rank_files, ranks, records
-from .call_types import CallError, CallResult, Params
+from .call_types import CallError, CallResult, Params, for_each_rank
 from .processes import read_text
 from .suggested import suggest
 
@@ -93,25 +93,8 @@ def stage(params: Params) -> CallResult:
 
 
 def stage_all(params: Params) -> CallResult:
-    """Stage several ranks of this host, see ``stage``.
-
-    Return ``hosts``: the result for each rank by its inventory host. If a rank cannot be staged,
-    its result has ``failed`` and the reason as ``msg``.
-
-    Args:
-        params: parameters that the ranks share; ``hosts``, the other parameters of each rank by
-            its inventory host.
-    """
-    shared = {name: value for name, value in params.items() if name != "hosts"}
-    results: Dict[str, CallResult] = {}
-    for host, own in params["hosts"].items():
-        try:
-            results[host] = stage({**shared, **own})
-        except CallError as error:
-            results[host] = {**error.more, "failed": True, "msg": str(error)}
-        except Exception as error:  # this must not affect the other ranks
-            results[host] = {"failed": True, "msg": "the rank was not staged: %r" % error}
-    return {"hosts": results}
+    """Stage several ranks of this host, see ``stage`` and ``call_types.for_each_rank``."""
+    return for_each_rank(params, stage)
 
 
 def check_texts(spec: records.RankSpec) -> None:

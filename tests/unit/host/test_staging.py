@@ -190,22 +190,3 @@ def test_another_attempt_ends_what_ran_under_any_name_and_no_more(
     assert sorted(stopped) == ["worker-0", "worker-2"]
     assert (job_dir / "worker-0/attempts/1/rank.json").exists()
     assert not (job_dir / "worker-1/attempts").exists()
-
-
-def test_a_rank_that_cannot_be_staged_is_no_obstacle_for_others_of_its_machine(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def stage(params: Any) -> Any:
-        if params["spec"] == "bad":
-            raise CallError("the disk is full", overtaken=True)
-        return {"rank": (params["spec"], params["manifest"])}
-
-    monkeypatch.setattr(staging, "stage", stage)
-    hosts = {"a": {"spec": "good"}, "b": {"spec": "bad"}, "c": {"spec": "fine"}}
-    assert staging.stage_all({"hosts": hosts, "manifest": "m"}) == {
-        "hosts": {
-            "a": {"rank": ("good", "m")},
-            "b": {"overtaken": True, "failed": True, "msg": "the disk is full"},
-            "c": {"rank": ("fine", "m")},
-        }
-    }

@@ -35,7 +35,7 @@ def choose_hosts(play: connections.Play, args: Args) -> dict[str, object]:
     missing = {**(args["without"] or {}), **missing}
     if unreachable and len(unreachable) == len(checks):
         raise NothingAnsweredError("no host answered; nothing was started")
-    # The host's own failed task shows why it is unreachable.
+    # The task that checks the hosts shows why they are unreachable.
     brief = {**missing, **dict.fromkeys(unreachable, "unreachable")}
     chosen = placement.choose(groups, brief, least=int(args["min_workers"]), earlier=earlier)
     chosen["left_out"] = {host: missing[host] for host in chosen["left_out"]}
