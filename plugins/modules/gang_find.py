@@ -36,7 +36,7 @@ options:
     required: true
   registered:
     description: >-
-      The variable in which the results of M(tensorflow_ansible.cluster.rank_info) are registered.
+      The variable in which the result of M(tensorflow_ansible.cluster.gang_states) is registered.
     type: str
     required: true
 attributes:

@@ -30,7 +30,7 @@ options:
   beside:
     description: >-
       All names of each host's machine in the play, see
-      M(tensorflow_ansible.cluster.gang_neighbors).
+      M(tensorflow_ansible.cluster.gang_variables).
     type: dict
     required: true
   archive:

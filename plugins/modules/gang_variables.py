@@ -86,7 +86,9 @@ framework:
   returned: success
   type: str
 beside:
-  description: See M(tensorflow_ansible.cluster.gang_neighbors).
+  description: >-
+    For each host, all names of its machine in this play. Hosts with the same connection share a
+    machine.
   returned: success
   type: dict
 """

@@ -21,7 +21,7 @@ options:
     default: 0
   registered:
     description: >-
-      The variable in which the results of M(tensorflow_ansible.cluster.job_info) are registered.
+      The variable in which the result of M(tensorflow_ansible.cluster.gang_jobs) is registered.
     type: str
     required: true
 attributes:

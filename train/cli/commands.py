@@ -245,14 +245,14 @@ _Checked = TypeVar("_Checked")
 
 
 def _checked(
-    outcome: playbooks.PlaybookOutcome, action: str, check: Callable[[Any], _Checked], command: str
+    reported: playbooks.ByHost, check: Callable[[Any], _Checked], command: str
 ) -> dict[str, _Checked]:
-    """Return the valid reports of an action by host, sorted; print an error for each invalid one.
+    """Return the valid reports of hosts, sorted by host; print an error for each invalid one.
 
     ``check`` validates the report of a host. ``command`` is the command to name in errors.
     """
     found = {}
-    for host, result in sorted(outcome.results.get(action, {}).items()):
+    for host, result in sorted(reported.items()):
         try:
             found[host] = check(result)
         except reports.ReportError as error:
@@ -277,9 +277,9 @@ def _seen_once(reported: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, Any
 
 def show_status(args: Namespace, variables: Variables) -> int:
     """Show the states of a job's ranks."""
-    outcome, _ = status(args.job, args.inventory, variables)
+    outcome, reported = status(args.job, args.inventory, variables)
     rows: list[dict[str, Any]] = []
-    for host, seen in _seen_once(_checked(outcome, "rank_info", reports.all_seen, "status")):
+    for host, seen in _seen_once(_checked(reported, reports.all_seen, "status")):
         rank, state = seen["rank"] or {}, seen["state"]
         row = {
             "job": rank.get("job"),
@@ -369,34 +369,13 @@ def stop_job(args: Namespace, variables: Variables) -> int:
     """Stop a job on all hosts and show the result for each rank."""
     announce("stop", f"stopping {args.job} on its hosts; ranks have a few seconds to exit cleanly")
     outcome = stop(args.job, args.inventory, variables)
-    by_host = _checked(outcome, "rank_stop", reports.stop_reports, "stop")
+    by_host = _checked(outcome.answers("gang_stop"), reports.stop_reports, "stop")
     stopped = [(host, report) for host, found in by_host.items() for report in found]
     for host, report in stopped:
-        print(f"{host}: {stop_line(report)}")
+        print(f"{host}: {lines.stopped(report)}")
     phases = [report["was"] for _, report in stopped]
     given_back = any(report["given_back"] for _, report in stopped)
     return _exit_code_of(args, variables, outcome, [] if given_back else phases)
-
-
-def stop_line(report: Mapping[str, Any]) -> str:
-    """Format a checked stop report as one line of text."""
-    count = report["given_back"]
-    given_back = f"{count} lease{'s' * (count > 1)} released" if count else ""
-    if report["was"] == ABSENT:
-        return ", ".join(["no rank of the job", *filter(None, [given_back])])
-    ended = report["ended"]
-    words = [
-        f"{report['was']} -> {report['phase']}",
-        f"{ended} {'process' if ended == 1 else 'processes'} ended",
-        f"{len(report['remaining'])} left",
-    ]
-    if report["port_free"] is not None:
-        words.append(f"port {report['port']} {'free' if report['port_free'] else 'still in use'}")
-    if report["gpu_memory_free"] is not None:
-        words.append(f"GPU memory {'released' if report['gpu_memory_free'] else 'still in use'}")
-    if given_back:
-        words.append(given_back)
-    return ", ".join(words)
 
 
 def tensorboard(args: Namespace, variables: Variables) -> int:
@@ -511,8 +490,9 @@ def clean(args: Namespace, variables: Variables) -> int:
     if not {"train_job_clean_older_than", "train_job_clean_keep"} & set(given):
         raise ValueError("nothing selected for removal: use --older-than AGE or --keep N")
     outcome = playbooks.run_playbook("clean.yml", args.inventory, given, check=args.dry_run)
+    cleaned = outcome.results.get("job_remove", {})
     verb = "would remove" if args.dry_run else "removed"
-    for host, result in _checked(outcome, "job_remove", reports.cleaned, "clean").items():
+    for host, result in _checked(cleaned, reports.cleaned, "clean").items():
         removed = result["removed"]
         named = ", ".join(f"{job['job']} ({listing.size(job['size'])})" for job in removed)
         total = listing.size(sum(job["size"] for job in removed))

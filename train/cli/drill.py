@@ -21,6 +21,7 @@ from train.cli.output import Exit, complain, exit_code, print_table
 from train.gang import cause_names, reports
 from train.gang.errors import UserError
 from train.gang.job_records import MergedJob, read_manifest
+from train.gang.listing import LISTED_BY
 from train.host import end_causes, faults, frameworks
 
 #: Seconds for which packets to a port are dropped or sshd is stopped.
@@ -113,10 +114,11 @@ def _require_idle_hosts(outcome: playbooks.PlaybookOutcome) -> None:
             f"the drill cannot run alongside other jobs: wait until {' and '.join(alive)} "
             f"{'has' if len(alive) == 1 else 'have'} ended"
         )
-    # Leases also show jobs of other users, or with another root. Inventory hosts that are the same
-    # machine report the same leases.
+    # Leases also show jobs of other users, or with another root.
     others = {}
-    for host, result in outcome.results["job_info"].items():
+    for host, result in outcome.answers("gang_jobs").items():
+        if LISTED_BY in result:
+            continue
         try:
             leases = reports.items(reports.text())(result.get("leases"))
         except reports.ReportError as error:
@@ -205,7 +207,7 @@ def _judge(row: Row, restarts: Sequence[tuple[float, Event]], job: Job) -> Row:
     ``restarts`` are the restarts of the fault's job, each with the seconds since the fault.
     """
     result = follow(job)
-    stopped = stop(job.name, job.inventory, job.variables).results.get("rank_stop", {})
+    stopped = stop(job.name, job.inventory, job.variables).answers("gang_stop")
     reported = [report for found in stopped.values() for report in reports.stop_reports(found)]
     row = replace(row, left=sum(rank["ended"] + len(rank["remaining"]) for rank in reported))
     wanted = EXPECTED[row.fault]

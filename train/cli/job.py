@@ -767,7 +767,7 @@ def status(
     inventory, given = _of_job(job, inventory, variables)
     chosen = with_kept(job, given)
     outcome = playbooks.run_playbook("status.yml", inventory, chosen)
-    return outcome, outcome.results.get("rank_info", {})
+    return outcome, outcome.answers("gang_states")
 
 
 def stop(

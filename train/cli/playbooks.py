@@ -39,7 +39,9 @@ _ENDS = ("gang_restart", "gang_refusal", "gang_result")
 #: Actions that each attempt repeats, and whose results concern only that attempt.
 _OF_ATTEMPT = ("gang_packages", "gang_plan")
 #: Actions whose result has those of all hosts as ``hosts``.
-_OF_EACH_HOST = ("gang_check", "gang_stage")
+_OF_EACH_HOST = ("gang_check", "gang_stage", "gang_states")
+#: The action that fails if hosts did not answer, with their results as ``hosts``.
+_ANSWERS = "gang_answers"
 #: Results of a task by inventory host.
 ByHost = dict[str, dict[str, Any]]
 
@@ -203,9 +205,20 @@ class PlaybookOutcome:
             if result.get("unreachable"):
                 self.unreachable[host] = login_failures.of_result(result)
 
+    def note_silent(self, results: Mapping[str, Any]) -> None:
+        """Note the hosts that did not answer, from their results."""
+        self.note_unreachable(results)
+        for host in results.keys() - self.unreachable.keys():
+            self.failures.setdefault(str(results[host].get("msg", "")), []).append(host)
+
     def result(self, action: str) -> dict[str, Any]:
         """Return the result of an action that runs once; empty if it did not run."""
         return next(iter(self.results.get(action, {}).values()), {})
+
+    def answers(self, action: str) -> ByHost:
+        """Return the results of all hosts that answered an action that runs once."""
+        found = self.result(action).get("hosts") or {}
+        return {h: r for h, r in found.items() if not (r.get("unreachable") or r.get("failed"))}
 
     def take_waiting(self) -> list[str]:
         """Return a line about the hosts with slow logins, if any, and forget these hosts.
@@ -318,6 +331,8 @@ class Playbook:
             message = str(result.get("msg", "")) or str(result)
             if kind == "runner_on_unreachable":
                 self.outcome.unreachable[host] = login_failures.of_result(result)
+            elif kind == "runner_on_failed" and module_of(data) == _ANSWERS and "hosts" in result:
+                self.outcome.note_silent(result["hosts"])
             elif kind == "runner_on_failed":
                 self.outcome.left_running |= bool(result.get("left_running"))
                 self.outcome.stopped = str(result.get("stopped") or "") or self.outcome.stopped

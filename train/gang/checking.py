@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from train.gang import connections, login_failures, machine_calls
 from train.gang.connections import Args, Returned
-from train.gang.machine_calls import Machine, MachineCalls
 
 #: The purpose of the connections.
 _CHECK = "check"
@@ -22,16 +21,12 @@ def check_hosts(play: connections.Play, args: Args) -> Returned:
     A host that cannot be reached has ``unreachable``, one on which a rank cannot start has
     ``failed``. Both have a ``msg``. Raise UserError if a template in a host's variables is invalid.
     """
-    shared = {**{name: args[name] for name in _SHARED}, "names": play.hosts, "call": "host_checks"}
-
-    def check(machine: Machine) -> dict[str, Returned]:
-        return machine_calls.call(play, machine, {**shared, "beside": machine.beside}, _KNOWN)
-
+    request = {**{name: args[name] for name in _SHARED}, "call": "host_checks"}
     # In later attempts, hosts count as failed for Ansible although the role continues with them.
     gone = [host for host in play.hosts if host not in play.active and int(args["attempt"]) == 1]
     hosts = [host for host in play.hosts if host not in gone]
     machines = machine_calls.machines(play, hosts, args["beside"], str(args["options"]))
-    found = MachineCalls(play, machines, _CHECK, check, logs_in=True).results()
+    found = machine_calls.ask(play, machines, request, _KNOWN, _CHECK)
     found |= dict.fromkeys(gone, _GONE)
     lost = {host: login_failures.of_result(r) for host, r in found.items() if r.get("unreachable")}
     for line in login_failures.merged(lost):

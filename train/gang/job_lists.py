@@ -6,14 +6,16 @@ from train.gang import connections, listing, reports, suggestions
 from train.gang.connections import Args
 from train.gang.errors import UserError
 from train.gang.job_records import MergedJob
+from train.host.records import ListedJob
 
 
 def _listed(play: connections.Play, args: Args) -> tuple[list[MergedJob], list[str], list[str]]:
     """Return all jobs in the hosts' results, the hosts without a valid answer, and warnings."""
-    names = [str(host) for members in args["groups"].values() for host in members]
-    found, warnings = {}, []
-    for name in names:
-        listed = play.registered(name, args["registered"])
+    names = _names(args)
+    found: dict[str, list[ListedJob]] = {}
+    warnings: list[str] = []
+    listings = {name: play.registered(name, args["registered"]) for name in names}
+    for name, listed in listings.items():
         if "jobs" in listed:
             try:
                 found[name], wrong = reports.listing(listed["jobs"])
@@ -22,7 +24,13 @@ def _listed(play: connections.Play, args: Args) -> tuple[list[MergedJob], list[s
                 ]
             except reports.ReportError as error:
                 warnings.append(f"ignoring the malformed job list of {name}: {error}")
-    return listing.merge(found), [name for name in names if name not in found], warnings
+    silent = [n for n in names if listings[n].get(listing.LISTED_BY, n) not in found]
+    return listing.merge(found), silent, warnings
+
+
+def _names(args: Args) -> list[str]:
+    """Return the names of all inventory hosts in the groups."""
+    return [str(host) for members in args["groups"].values() for host in members]
 
 
 def jobs(play: connections.Play, args: Args) -> dict[str, object]:
@@ -33,17 +41,21 @@ def jobs(play: connections.Play, args: Args) -> dict[str, object]:
 
 
 def choose_old(play: connections.Play, args: Args) -> dict[str, object]:
-    """Return the jobs to ``remove`` from each host, and the reasons why others are ``kept``."""
+    """Return the jobs to ``remove`` from each host that answered, and why others are ``kept``."""
     found, unreachable, warnings = _listed(play, args)
+    names = _names(args)
     age, keep = args.get("older_than"), args.get("keep")
     old, kept = listing.choose_old(
         found,
         unreachable,
-        names=[host for members in args["groups"].values() for host in members],
+        names=names,
         older_than=listing.seconds_of(str(age)) if age else None,
         keep=None if keep in (None, "") else int(keep),
     )
-    return {"warnings": warnings, "remove": listing.where(old), "kept": kept}
+    answered = [host for host in names if host not in unreachable]
+    chosen = listing.where(old)
+    remove = {host: chosen.get(host, []) for host in answered}
+    return {"warnings": warnings, "remove": remove, "kept": kept}
 
 
 def ranks(play: connections.Play, args: Args) -> dict[str, object]:

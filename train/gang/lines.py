@@ -86,6 +86,27 @@ def position(progress: Progress) -> str:
     return "  ".join(word for word in words if word)
 
 
+def stopped(report: Mapping[str, Any]) -> str:
+    """Format a checked stop report as one line of text."""
+    count = report["given_back"]
+    given_back = f"{count} lease{'s' * (count > 1)} released" if count else ""
+    if report["was"] == records.ABSENT:
+        return ", ".join(["no rank of the job", *filter(None, [given_back])])
+    ended = report["ended"]
+    words = [
+        f"{report['was']} -> {report['phase']}",
+        f"{ended} {'process' if ended == 1 else 'processes'} ended",
+        f"{len(report['remaining'])} left",
+    ]
+    if report["port_free"] is not None:
+        words.append(f"port {report['port']} {'free' if report['port_free'] else 'still in use'}")
+    if report["gpu_memory_free"] is not None:
+        words.append(f"GPU memory {'released' if report['gpu_memory_free'] else 'still in use'}")
+    if given_back:
+        words.append(given_back)
+    return ", ".join(words)
+
+
 def remarks(doubts: Sequence[str], notes: Sequence[str]) -> list[str]:
     """Return a line for each doubt and each note about a job that completed."""
     return [*(f"doubt: {text}" for text in doubts), *(f"note: {text}" for text in notes)]

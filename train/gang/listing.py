@@ -15,6 +15,8 @@ from train.host.jobs import RECENT, why_kept
 from train.host.records import ABSENT, ListedJob, ListedRank
 
 MIXED = "mixed"
+#: The field of a host whose jobs another host of its machine has listed, with that host's name.
+LISTED_BY = "listed_by"
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 
 

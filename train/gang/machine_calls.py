@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import threading
 import time
@@ -13,6 +14,7 @@ from ansible.errors import AnsibleConnectionFailure
 
 from train.gang import connections, host_programs, login_check, login_failures
 from train.gang.connections import Args, Returned
+from train.gang.errors import UserError
 from train.gang.login_failures import LoginFailure
 
 #: Parts of any host's result.
@@ -42,21 +44,43 @@ class Machine:
         """The inventory host whose connection is used."""
         return next(iter(self.requests))
 
+    def drop_alike(self) -> dict[str, str]:
+        """Keep one host for each request. Return the others, each with the one that was kept."""
+        kept: dict[str, str] = {}
+        others = {}
+        for host, request in list(self.requests.items()):
+            first = kept.setdefault(json.dumps(request, sort_keys=True), host)
+            if first != host:
+                others[host] = first
+                del self.requests[host]
+        return others
+
     def each(self, result: Returned) -> dict[str, Returned]:
         """Return a result for each host of the machine."""
         return dict.fromkeys(self.requests, result)
 
 
 def machines(
-    play: connections.Play, hosts: Sequence[str], beside: Mapping[str, list[str]], variable: str
+    play: connections.Play,
+    hosts: Sequence[str],
+    beside: Mapping[str, list[str]],
+    variable: str,
+    failed: dict[str, Returned] | None = None,
 ) -> list[Machine]:
     """Return the machines of hosts, with the rendered ``variable`` of each host as its request.
 
-    Raise UserError if a template in a host's variables is invalid.
+    If a template in a host's variables is invalid, raise UserError. With ``failed``, leave out the
+    host and add its result there.
     """
     found: dict[tuple[str, ...], Machine] = {}
     for host in hosts:
-        values = play.values(host, variable, *play.names_of_connection_settings(host))
+        try:
+            values = play.values(host, variable, *play.names_of_connection_settings(host))
+        except UserError as error:
+            if failed is None:
+                raise
+            failed[host] = {"failed": True, "msg": str(error)}
+            continue
         request = values.pop(variable)
         # Hosts with the same address may have different keys or interpreters.
         key = (beside[host][0], *(f"{name}={value}" for name, value in sorted(values.items())))
@@ -176,6 +200,25 @@ class MachineCalls:
             if failed is not None:
                 return machine.each(_unreachable(failed))
         return self._call(machine)
+
+
+def ask(
+    play: connections.Play,
+    machines: Sequence[Machine],
+    request: Args,
+    known: Sequence[str],
+    purpose: str,
+) -> dict[str, Returned]:
+    """Log in to machines and run a program of train/host/calls.py there, see ``call``.
+
+    Return the result of each host.
+    """
+    shared = {**request, "names": play.hosts, "check": play.check_mode}
+
+    def ask_one(machine: Machine) -> dict[str, Returned]:
+        return call(play, machine, {**shared, "beside": machine.beside}, known)
+
+    return MachineCalls(play, machines, purpose, ask_one, logs_in=True).results()
 
 
 def _unreachable(failed: LoginFailure) -> Returned:

@@ -16,8 +16,10 @@ class CallError(Exception):
         self.more = more
 
 
-def for_each_rank(params: Params, call: Callable[[Params], CallResult]) -> CallResult:
-    """Make a call for several ranks of this host, one after the other.
+def for_each_rank(
+    params: Params, call: Callable[[Params], CallResult], at_once: bool = False
+) -> CallResult:
+    """Make a call for several ranks of this host, one after the other or all ``at_once``.
 
     Return ``hosts``: the result for each rank by its inventory host. If a call fails, its result
     has ``failed`` and the reason as ``msg``, and the others are made anyway.
@@ -27,12 +29,19 @@ def for_each_rank(params: Params, call: Callable[[Params], CallResult]) -> CallR
             its inventory host.
     """
     shared = {name: value for name, value in params.items() if name != "hosts"}
-    results: Dict[str, CallResult] = {}
-    for host, own in params["hosts"].items():
+
+    def result_of(host: str) -> CallResult:
         try:
-            results[host] = call({**shared, **own, "host": host})
+            return call({**shared, **params["hosts"][host], "host": host})
         except CallError as error:
-            results[host] = {**error.more, "failed": True, "msg": str(error)}
+            return {**error.more, "failed": True, "msg": str(error)}
         except Exception as error:  # an error of one rank must not affect the others
-            results[host] = {"failed": True, "msg": "unexpected error: %r" % error}
-    return {"hosts": results}
+            return {"failed": True, "msg": "unexpected error: %r" % error}
+
+    hosts = list(params["hosts"])
+    if not at_once or len(hosts) < 2:
+        return {"hosts": {host: result_of(host) for host in hosts}}
+    from concurrent.futures import ThreadPoolExecutor  # slow to import
+
+    with ThreadPoolExecutor(len(hosts)) as pool:
+        return {"hosts": dict(zip(hosts, pool.map(result_of, hosts)))}

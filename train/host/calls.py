@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from typing import Callable, List
+from typing import Callable, List, Optional
 
 from . import (
     json_files,
@@ -23,10 +23,10 @@ from . import (
     records,
     tail,
 )
-from .call_types import CallError, CallResult, Params
+from .call_types import CallError, CallResult, Params, for_each_rank
 
 
-def state(params: Params) -> CallResult:
+def state(params: Params, known: Optional[ranks.Known] = None) -> CallResult:
     """Return the state of a rank on this host.
 
     The result has ``rank`` (records.RankInfo or None), ``state`` (see ranks.observe), the last
@@ -37,20 +37,30 @@ def state(params: Params) -> CallResult:
         params: ``root``; ``host``, the rank's inventory host, and ``beside`` and ``names``, see
             ranks.find; ``job``, empty for the newest with a rank of this host; ``manifest``,
             whether to return the job's manifest on this host.
+        known: see ranks.find.
     """
     root, job = rank_files.expand(params["root"]), str(params.get("job") or "")
     manifest = None
     if params.get("manifest"):
         manifest = json_files.read_whole(os.path.join(root, "jobs", job, rank_files.JOB_FILE))
-    seen = [_state_of(rank_dir) for rank_dir in _find(params)]
+    seen = [_state_of(rank_dir) for rank_dir in _find(params, known)]
     nothing = {"rank": None, "state": {"phase": records.ABSENT}, "progress": {}, "last_line": ""}
     return {**(seen[0] if seen else nothing), "more": seen[1:], "manifest": manifest}
 
 
-def _find(params: Params) -> List[str]:
+def states(params: Params) -> CallResult:
+    """Return the states of the ranks of several inventory hosts, see ``state``.
+
+    ``params`` and the result are those of ``for_each_rank``.
+    """
+    known: ranks.Known = {}
+    return for_each_rank(params, lambda given: state(given, known))
+
+
+def _find(params: Params, known: Optional[ranks.Known]) -> List[str]:
     root, job = rank_files.expand(params["root"]), str(params.get("job") or "")
     beside, names = params.get("beside") or (), params.get("names") or ()
-    return ranks.find(root, params["host"], job, beside, names)
+    return ranks.find(root, params["host"], job, beside, names, known)
 
 
 def _state_of(rank_dir: str) -> CallResult:
@@ -70,7 +80,7 @@ def _state_of(rank_dir: str) -> CallResult:
     }
 
 
-def stop(params: Params) -> CallResult:
+def stop(params: Params, known: Optional[ranks.Known] = None) -> CallResult:
     """End every process of a rank (SIGTERM, grace period, SIGKILL) and return a ``stop_report``.
 
     See ranks.stop. Raise CallError if any part of the rank is left. ``more`` has the reports of
@@ -82,9 +92,10 @@ def stop(params: Params) -> CallResult:
             prevent later attempts (between two attempts, the job has no rank to stop);
             ``lease_dir``, to release the leases of ranks that have not started; ``attempt``, to
             leave ranks of later attempts running.
+        known: see ranks.find.
     """
     check, permanent = bool(params["check"]), bool(params.get("permanent"))
-    found = _find(params)
+    found = _find(params, known)
     if "attempt" in params:  # another control node may have started a later one
         found = [
             rank_dir
@@ -112,6 +123,15 @@ def stop(params: Params) -> CallResult:
     if any(problems) and not check:
         raise CallError("; ".join(filter(None, problems)), **result)
     return result
+
+
+def stop_all(params: Params) -> CallResult:
+    """Stop the ranks of several inventory hosts at the same time, see ``stop``.
+
+    ``params`` and the result are those of ``for_each_rank``.
+    """
+    known: ranks.Known = {}
+    return for_each_rank(params, lambda given: stop(given, known), at_once=True)
 
 
 def stop_request(params: Params) -> CallResult:
@@ -208,15 +228,15 @@ CALLS = {
     "has_checkpoint": "calls.has_checkpoint",
     "host_checks": "preflight.check_all",
     "host_examine": "checkup.check",
-    "job_info": "jobs.list_here",
+    "job_lists": "jobs.list_for_all",
     "job_remove": "jobs.remove",
     "lease": "leases.answer",
     "measure_links": "links.measure",
     "rank_fault": "faults.inject_fault",
     "rank_fetch": "staging.pack",
-    "rank_info": "calls.state",
     "rank_stages": "staging.stage_all",
-    "rank_stop": "calls.stop",
+    "rank_states": "calls.states",
+    "rank_stops": "calls.stop_all",
     "rank_unstage": "staging.unstage",
     "stop_request": "calls.stop_request",
     "tensorboard_info": "tensorboard.find_events",

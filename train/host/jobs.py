@@ -22,7 +22,7 @@ from . import (
     records,
     tail,
 )
-from .call_types import CallError, CallResult, Params
+from .call_types import CallError, CallResult, Params, for_each_rank
 
 #: Seconds after its last activity in which a job is not removed, because it may be about to start
 #: or to be restarted, or its results may be in transfer to the control node.
@@ -72,6 +72,14 @@ def list_here(params: Params) -> CallResult:
     held = leases.entries(rank_files.expand(lease_dir)) if lease_dir else []
     taken = [leases.whose(one) for one in held if one["state"] in (leases.TAKEN, leases.STARTED)]
     return {"jobs": list_jobs(root, params.get("job"), lines, sizes), "leases": taken}
+
+
+def list_for_all(params: Params) -> CallResult:
+    """Return the jobs for several inventory hosts, see ``list_here``.
+
+    ``params`` and the result are those of ``for_each_rank``.
+    """
+    return for_each_rank(params, list_here)
 
 
 def _rank(

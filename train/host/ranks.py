@@ -339,12 +339,17 @@ def _wait_for_gpus(spec: records.RankSpec, pids: Set[Any]) -> Optional[bool]:
     return gpus.wait_until_left(uuids, pids, _FREE_S)
 
 
+#: The ranks under a root, of one job or (with an empty string) of all, as _specifications returns.
+Known = Dict[Tuple[str, str], List[Tuple[records.RankSpec, str]]]
+
+
 def find(
     root: str,
     host: str,
     job: str = "",
     beside: Sequence[str] = (),
     names: Sequence[str] = (),
+    known: Optional[Known] = None,
 ) -> List[str]:
     """Return the folders of the ranks that an inventory host answers for.
 
@@ -356,9 +361,13 @@ def find(
         beside: the inventory hosts that are reached in the same way as this one, including this
             one, in their order.
         names: all inventory hosts that are queried.
+        known: what calls for other hosts of this machine have read, and this one adds to.
     """
     beside = list(beside) or [host]
-    specifications = _specifications(root, job)
+    known = {} if known is None else known
+    if (root, job) not in known:
+        known[root, job] = _specifications(root, job)
+    specifications = known[root, job]
     if not job:
         mine = [spec for spec, _ in specifications if _answers(spec, host, beside, names)]
         of_host = [spec for spec in mine if spec.get("host") == host]

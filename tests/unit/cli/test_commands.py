@@ -14,8 +14,8 @@ import pytest
 from tests.support.jobs import PLAIN
 from tests.unit.cli.conftest import Answers
 from train.cli import commands, playbooks
-from train.cli.commands import stop_line
 from train.cli.main import main
+from train.gang.lines import stopped
 
 
 def test_the_scripts_own_help(capfd: pytest.CaptureFixture[str]) -> None:
@@ -37,11 +37,11 @@ REPORT = {
 def test_what_became_of_a_rank_that_was_stopped() -> None:
     free = {"port_free": True, "gpu_memory_free": True, "ended": 3, "remaining": []}
     said = "running -> stopped, 3 processes ended, 0 left, port 12345 free, GPU memory released"
-    assert stop_line({**REPORT, **free}) == said
-    assert stop_line(REPORT) == "running -> stopped, 1 process ended, 1 left"
+    assert stopped({**REPORT, **free}) == said
+    assert stopped(REPORT) == "running -> stopped, 1 process ended, 1 left"
     absent = {**REPORT, "was": "absent"}
-    assert stop_line(absent) == "no rank of the job"
-    assert stop_line({**absent, "given_back": 2}) == "no rank of the job, 2 leases released"
+    assert stopped(absent) == "no rank of the job"
+    assert stopped({**absent, "given_back": 2}) == "no rank of the job, 2 leases released"
 
 
 def test_a_list_of_nothing_and_one_of_a_playbook_that_broke_off(
@@ -165,7 +165,7 @@ def test_the_status_of_ranks_is_in_their_order_and_once_for_each(
         "b": {**seen("running", "worker-10"), "more": []},  # another name of the machine
         "c": {**seen("stopped", "chief-0", "c"), "more": []},
     }
-    answers({"rank_info": reports})
+    answers({"gang_states": {"a": {"hosts": reports}}})
     assert main(["status"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(":")[0] for line in lines] == [
@@ -186,7 +186,7 @@ def test_the_status_of_ranks_is_in_their_order_and_once_for_each(
 def test_a_job_that_no_host_knows(
     answers: Answers, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answers({"rank_info": {"a": {**seen("absent"), "more": []}}})
+    answers({"gang_states": {"a": {"hosts": {"a": {**seen("absent"), "more": []}}}}})
     runs = ["-e", f"train_job_runs_dir={tmp_path}"]
     assert main(["status", "night", *runs]) == 2
     shown = capsys.readouterr()

@@ -46,11 +46,14 @@ def job(**about: Any) -> dict[str, Any]:
 def test_a_drill_runs_beside_no_job(jobs: list[Any], leases: Any, message: str) -> None:
     results: dict[str, Any] = {
         "job_list": {"a": {"jobs": jobs}},
-        "job_info": {"a": {"leases": leases}},
+        "gang_jobs": {"a": {"hosts": {"a": {"leases": leases}, "b": {"listed_by": "a"}}}},
     }
     with pytest.raises(UserError, match=message):
         drill._require_idle_hosts(PlaybookOutcome(code=0, results=results))
-    idle: dict[str, Any] = {"job_list": {"a": {"jobs": [job()]}}, "job_info": {"a": {"leases": []}}}
+    idle: dict[str, Any] = {
+        "job_list": {"a": {"jobs": [job()]}},
+        "gang_jobs": {"a": {"hosts": {"a": {"leases": []}}}},
+    }
     drill._require_idle_hosts(PlaybookOutcome(code=0, results=idle))
     with pytest.raises(UserError, match="no inventory"):
         drill._require_idle_hosts(PlaybookOutcome(code=1, failures={"no inventory": []}))

@@ -39,19 +39,33 @@ def test_a_task_for_the_gang_does_not_name_the_host_that_it_ran_for() -> None:
 
 def test_hosts_with_the_same_message_are_named_together() -> None:
     hosts = ["node-1", "node-2", "node-3", "node-4"]
-    events = [ended("runner_on_failed", host, "rank_stop", msg="no space") for host in hosts]
+    events = [ended("runner_on_failed", host, "host_examine", msg="no space") for host in hosts]
     assert outcome_of(*events).messages == ["node-1, node-2 and 2 more: no space"]
 
 
 def test_where_no_host_answers_only_the_logins_are_reported() -> None:
     hosts = ["node-1", "node-2"]
-    lost = [ended("runner_on_unreachable", h, "rank_info", msg=REFUSED.text) for h in hosts]
+    lost = [ended("runner_on_unreachable", h, "host_examine", msg=REFUSED.text) for h in hosts]
     result = {"msg": "no host answered; nothing was started", "nothing_answered": True}
     outcome = outcome_of(*lost, ended("runner_on_failed", "node-1", "gang_watch", **result))
     assert outcome.messages == [f"node-1 and node-2 are unreachable: {REFUSED.text}"]
 
 
-@pytest.mark.parametrize("action", ["gang_check", "gang_stage"])
+def test_hosts_that_did_not_answer_are_named_by_reason() -> None:
+    lost = {"unreachable": True, "msg": REFUSED.text}
+    full = {"failed": True, "msg": "no space"}
+    hosts = {"node-1": lost, "node-2": full, "node-3": full}
+    failed = ended("runner_on_failed", "node-1", "gang_answers", msg="all of it", hosts=hosts)
+    answered = ended("runner_on_ok", "node-1", "gang_stop", hosts={**hosts, "node-4": {"more": []}})
+    outcome = outcome_of(answered, failed)
+    assert outcome.messages == [
+        f"node-1 is unreachable: {REFUSED.text}",
+        "node-2 and node-3: no space",
+    ]
+    assert outcome.answers("gang_stop") == {"node-4": {"more": []}}
+
+
+@pytest.mark.parametrize("action", ["gang_check", "gang_stage", "gang_states"])
 def test_hosts_that_a_task_for_the_gang_cannot_reach_are_unreachable(action: str) -> None:
     lost = {"unreachable": True, "msg": REFUSED.text}
     hosts = {"node-1": lost, "node-2": {"failed": True, "msg": "no space"}, "node-3": lost}

@@ -24,6 +24,7 @@ class Play:
     def __init__(self, beside: Mapping[str, list[str]], **values: Any) -> None:
         self.hosts, self.beside, self._values = list(beside), beside, values
         self.active = list(beside)
+        self.check_mode = False
         self.logins: dict[str, Callable[[], str]] = {}  # what a login prints, if not its mark
         self.calls: list[tuple[str, Any]] = []
 

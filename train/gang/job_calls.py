@@ -1,0 +1,128 @@
+"""Asks the hosts of a play for their jobs and ranks, and stops ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from train.gang import connections, lines, login_failures, machine_calls, reports, suggestions
+from train.gang.connections import Args, Returned
+from train.gang.listing import LISTED_BY
+from train.gang.login_failures import names_of
+from train.gang.machine_calls import Machine
+from train.gang.plan import placement
+from train.host.records import ABSENT
+
+#: The purpose of the connections.
+_PURPOSE = "jobs"
+#: Parts of a host's result.
+_STATES = ("rank", "state", "progress", "last_line", "more", "manifest")
+_STOPPED = ("changed", "stop_report", "more")
+_LISTED = ("jobs", "leases")
+
+
+def states(play: connections.Play, args: Args) -> Returned:
+    """Return the states of each host's ranks as ``hosts``, and ``lines`` about the ranks."""
+    request = {"call": "rank_states", "job": args["job"], "manifest": args["manifest"]}
+    machines, found = _machines(play, play.active, args)
+    found |= machine_calls.ask(play, machines, request, _STATES, _PURPOSE)
+    return {"hosts": found, "lines": list(_lines(found, reports.all_seen, _state_line))}
+
+
+def jobs(play: connections.Play, args: Args) -> Returned:
+    """Return each host's jobs and leases as ``hosts``.
+
+    If several inventory hosts of a machine have the same folders, only the first has the jobs, and
+    the others have its name as LISTED_BY.
+    """
+    names = ("job", "lines", "sizes")
+    request = {name: args[name] for name in names if args[name] is not None}
+    machines, found = _machines(play, play.active, args)
+    alike = {host: first for machine in machines for host, first in machine.drop_alike().items()}
+    found |= machine_calls.ask(play, machines, {**request, "call": "job_lists"}, _LISTED, _PURPOSE)
+    for host, first in alike.items():
+        found[host] = {LISTED_BY: first} if "jobs" in found[first] else found[first]
+    return {"hosts": found}
+
+
+def stop(play: connections.Play, args: Args) -> Returned:
+    """Stop a job's ranks on hosts. Return the result of each as ``hosts``, and ``lines``.
+
+    A host that cannot be reached is tried again ``retries`` times. With ``warn``, the ``warnings``
+    name the hosts whose ranks may still be running.
+    """
+    names = ("job", "reason", "permanent", "attempt")
+    request = {name: args[name] for name in names if args[name] is not None}
+    wanted = play.active if args["hosts"] is None else args["hosts"]
+    machines, found = _machines(play, wanted, args)
+    for _ in range(1 + int(args["retries"])):
+        found |= machine_calls.ask(
+            play, machines, {**request, "call": "rank_stops"}, _STOPPED, _PURPOSE
+        )
+        machines = [one for one in machines if found[one.first].get("unreachable")]
+    return {
+        "changed": any(result.get("changed") for result in found.values()),
+        "hosts": found,
+        "lines": list(_lines(found, reports.stop_reports, lines.stopped)),
+        "warnings": _left(found, str(args["job"])) if args["warn"] else [],
+    }
+
+
+def require_answers(play: connections.Play, args: Args) -> Returned:
+    """Return a failed result if a host did not answer, with the results of such hosts."""
+    failed = _failed(play.of_gang(args["registered"]).get("hosts") or {})
+    return {"failed": True, "hosts": failed, "msg": _reasons(failed)} if failed else {}
+
+
+def _machines(
+    play: connections.Play, hosts: list[str], args: Args
+) -> tuple[list[Machine], dict[str, Returned]]:
+    """Return the machines of hosts, and the results of hosts whose variables are invalid."""
+    failed: dict[str, Returned] = {}
+    machines = machine_calls.machines(play, hosts, play.neighbors(), str(args["options"]), failed)
+    return machines, failed
+
+
+def _lines(
+    found: Mapping[str, Returned],
+    check: Callable[[Any], list[Any]],
+    line_of: Callable[[Any], str],
+) -> Iterator[str]:
+    """Yield a line about each report of each host. ``check`` returns a host's reports."""
+    for host, result in found.items():
+        try:
+            checked = check(result)
+        except reports.ReportError as error:
+            if not (result.get("unreachable") or result.get("failed")):
+                yield f"{host}: ignoring a malformed report: {error}"
+            continue
+        yield from (f"{host}: {line_of(report)}" for report in checked)
+
+
+def _state_line(seen: Mapping[str, Any]) -> str:
+    rank, state = seen["rank"], seen["state"]
+    name = f"{rank['job']} {rank['task']}" if rank else ABSENT
+    shown = lines.line(state["phase"], state.get("reason"), seen["progress"], seen["last_line"])
+    return f"{name}: {shown}" if rank else shown
+
+
+def _failed(found: Mapping[str, Returned]) -> dict[str, Returned]:
+    """Return the results of hosts that did not answer or could not do what was asked."""
+    return {h: r for h, r in found.items() if r.get("unreachable") or r.get("failed")}
+
+
+def _left(found: Mapping[str, Returned], job: str) -> list[str]:
+    """Return a warning about hosts whose ranks were not stopped, if there are any."""
+    failed = _failed(found)
+    if not failed:
+        return []
+    remedy = f"`{suggestions.command('stop', job=job)}` stops them"
+    return [f"ranks on {names_of([*failed])} may still be running; {remedy}: {_reasons(failed)}"]
+
+
+def _reasons(failed: Mapping[str, Returned]) -> str:
+    """Return a line about each reason why hosts failed, with the hosts' names."""
+    lost = {h: login_failures.of_result(r) for h, r in failed.items() if r.get("unreachable")}
+    others = {h: str(r.get("msg")) for h, r in failed.items() if h not in lost}
+    named = [f"{names_of(hosts)}: {why}" for why, hosts in placement.by_reason(others).items()]
+    return "\n".join([*login_failures.merged(lost), *named])
