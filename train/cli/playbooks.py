@@ -208,8 +208,9 @@ class PlaybookOutcome:
     def note_silent(self, results: Mapping[str, Any]) -> None:
         """Note the hosts that did not answer, from their results."""
         self.note_unreachable(results)
-        for host in results.keys() - self.unreachable.keys():
-            self.failures.setdefault(str(results[host].get("msg", "")), []).append(host)
+        for host, result in results.items():
+            if host not in self.unreachable:
+                self.failures.setdefault(str(result.get("msg", "")), []).append(host)
 
     def result(self, action: str) -> dict[str, Any]:
         """Return the result of an action that runs once; empty if it did not run."""

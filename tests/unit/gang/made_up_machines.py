@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from train.gang import checking, connections, host_programs
+from train.gang.errors import UserError
 
 OPTIONS = {"job": "", "attempt": 1, "framework": "none", "modules": [], "wait": 0.0}
 FACTS = {"cores": 2}
@@ -27,8 +28,19 @@ class Play:
         self.check_mode = False
         self.logins: dict[str, Callable[[], str]] = {}  # what a login prints, if not its mark
         self.calls: list[tuple[str, Any]] = []
+        self.invalid: list[str] = []  # hosts with an invalid variable
+        self.registered: dict[str, Any] = {}
+
+    def neighbors(self) -> Mapping[str, list[str]]:
+        return self.beside
+
+    def of_gang(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.registered.get(name, {})
+        return found
 
     def values(self, host: str, *names: str) -> dict[str, Any]:
+        if host in self.invalid:
+            raise UserError(f"train_job_root of {host}: 'x' is undefined")
         given = {"my_check": {"port": host}, **self._values.get(host, {})}
         return {name: given[name] for name in names if name in given}
 
@@ -52,25 +64,32 @@ class Play:
         return f"python-of-{host}"
 
 
-def checks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Return a function that checks the hosts of a play. ``said`` is what it showed."""
+def answers(monkeypatch: pytest.MonkeyPatch, play: Play, answer: Asked) -> list[str]:
+    """Let the machines of a play answer. Return the list of lines that are then shown."""
     said: list[str] = []
+
+    def ask(action: Any, command: str, program: bytes) -> host_programs.Answer:
+        request = json.loads(command)
+        play.calls.append((action.host, request))
+        found = answer(request["hosts"])
+        if isinstance(found, Exception):
+            raise found
+        return host_programs.Answer(found, 0, "no JSON")
+
     monkeypatch.setattr(connections, "say", said.append)
     monkeypatch.setattr(connections, "allow_many_connections", lambda: None)
+    monkeypatch.setattr(host_programs, "ask", ask)
+    monkeypatch.setattr(
+        host_programs, "command_of", lambda python, request: (json.dumps(request), b"")
+    )
+    return said
+
+
+def checks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Return a function that checks the hosts of a play. ``said`` is what it showed."""
 
     def run(play: Play, answer: Asked) -> Any:
-        def ask(action: Any, command: str, program: bytes) -> host_programs.Answer:
-            request = json.loads(command)
-            play.calls.append((action.host, request))
-            found = answer(request["hosts"])
-            if isinstance(found, Exception):
-                raise found
-            return host_programs.Answer(found, 0, "no JSON")
-
-        monkeypatch.setattr(host_programs, "ask", ask)
-        monkeypatch.setattr(
-            host_programs, "command_of", lambda python, request: (json.dumps(request), b"")
-        )
+        said = answers(monkeypatch, play, answer)
         args = {**OPTIONS, "options": "my_check", "beside": play.beside, "avoids_preempted": False}
         checked: Any = checking.check_hosts(play, args)  # type: ignore[arg-type]
         checked["said"] = said

@@ -70,3 +70,17 @@ def test_all_ranks_of_a_host_are_reported_and_stopped(tmp_path: Path) -> None:
     assert [one["was"] for one in (done["stop_report"], *done["more"])] == ["completed"] * 2
     assert (tmp_path / "jobs/night" / rank_files.STOP_REQUEST_FILE).exists()
     assert not done["changed"]
+
+
+def test_the_hosts_of_a_machine_share_its_ranks(tmp_path: Path) -> None:
+    """Ranks that were started under other names are stopped by one host each, and only once."""
+    for index in range(3):
+        lay_out_on(tmp_path, f"worker-{index}", f"10.0.0.{index}")
+    hosts = {name: {"root": str(tmp_path), "grace": 0} for name in ("x", "y")}
+    given = {"job": "night", "beside": ["x", "y"], "names": ["x", "y"], "hosts": hosts}
+    seen = calls.states(given)["hosts"].values()
+    tasks = [one["rank"]["task"] for found in seen for one in (found, *found["more"])]
+    assert sorted(tasks) == ["worker-0", "worker-1", "worker-2"]
+    done = calls.stop_all({**given, "check": False, "permanent": True, "reason": "x"})["hosts"]
+    stopped = [one for found in done.values() for one in (found["stop_report"], *found["more"])]
+    assert [report["was"] for report in stopped] == ["completed"] * 3

@@ -1,0 +1,149 @@
+"""What all hosts are asked about jobs, and which ranks are stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from ansible.errors import AnsibleConnectionFailure
+
+from tests.unit.gang.hostile import STOP_REPORT
+from tests.unit.gang.made_up_machines import Asked, Play, answers
+from train.gang import job_calls, login_failures
+
+REFUSED = login_failures.failure("refused")
+SEEN = {"rank": None, "state": {"phase": "absent"}, "progress": {}, "last_line": ""}
+#: All options of the three actions, with their default values.
+OPTIONS = {
+    **{"options": "my_check", "job": "night", "manifest": False, "lines": None, "sizes": True},
+    **{"hosts": None, "reason": "was stopped by anna", "permanent": False, "attempt": None},
+    **{"retries": 0, "warn": False},
+}
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Return a function that runs an action of a play."""
+
+    def run(action: Callable[..., Any], play: Play, answer: Asked, **given: Any) -> Any:
+        answers(monkeypatch, play, answer)
+        return action(play, {**OPTIONS, **given})
+
+    return run
+
+
+def each(result: Mapping[str, Any]) -> Asked:
+    return lambda hosts: {"hosts": {host: {**result, "host": host} for host in hosts}}
+
+
+def refuse() -> str:
+    raise AnsibleConnectionFailure("ssh: connect to host b port 22: Connection refused")
+
+
+def test_the_states_of_ranks_are_asked_once_for_each_machine(make: Callable[..., Any]) -> None:
+    play = Play({"a": ["a", "b"], "b": ["a", "b"], "c": ["c"]})
+    found = make(job_calls.states, play, each(SEEN))
+    assert found["lines"] == ["a: absent", "b: absent", "c: absent"]
+    assert found["hosts"]["b"] == SEEN
+    assert [host for host, _ in play.calls] == ["a", "c"]
+    request = play.calls[0][1]
+    assert (request["call"], request["job"], request["check"]) == ("rank_states", "night", False)
+
+
+def test_a_malformed_state_is_named_and_hides_no_other(make: Callable[..., Any]) -> None:
+    def answer(hosts: Mapping[str, Any]) -> Any:
+        return {"hosts": {"a": {"state": "fine"}, "b": SEEN}}
+
+    play = Play({"a": ["a", "b"], "b": ["a", "b"]})
+    wrong, right = make(job_calls.states, play, answer)["lines"]
+    assert wrong.startswith("a: ignoring a malformed report: ")
+    assert right == "b: absent"
+
+
+def test_hosts_with_the_same_folders_are_listed_once(make: Callable[..., Any]) -> None:
+    folder = {"my_check": {"root": "~/train"}}
+    together = ["a", "b", "c"]
+    play = Play(
+        {**dict.fromkeys(together, together), "d": ["d"]}, a=folder, b=folder, c={}, d=folder
+    )
+    found = make(job_calls.jobs, play, each({"jobs": [], "leases": []}))
+    listed: dict[str, Any] = {"jobs": [], "leases": []}
+    assert found["hosts"] == {"a": listed, "b": {"listed_by": "a"}, "c": listed, "d": listed}
+    assert "lines" not in play.calls[0][1]
+    assert play.calls[0][1]["sizes"] is True
+
+
+def test_a_host_that_cannot_list_answers_for_none_beside_it(make: Callable[..., Any]) -> None:
+    folder = {"my_check": {"root": "~/train"}}
+    play = Play({"a": ["a", "b"], "b": ["a", "b"]}, a=folder, b=folder)
+    found = make(job_calls.jobs, play, each({"failed": True, "msg": "no space"}))
+    assert [found["hosts"][host]["msg"] for host in "ab"] == ["no space", "no space"]
+
+
+def test_the_given_hosts_are_stopped(make: Callable[..., Any]) -> None:
+    play = Play({name: [name] for name in "abc"})
+    answer = each({"changed": True, "stop_report": STOP_REPORT, "more": []})
+    found = make(job_calls.stop, play, answer, hosts=["c", "a"], attempt=2)
+    assert sorted(found["hosts"]) == ["a", "c"]
+    assert found["changed"]
+    assert found["lines"][0].startswith("c: running -> stopped")
+    assert {host: request["attempt"] for host, request in play.calls} == {"a": 2, "c": 2}
+
+
+def test_a_host_that_answers_late_is_stopped_all_the_same(make: Callable[..., Any]) -> None:
+    play = Play({name: [name] for name in "ab"})
+    tries: list[str] = []
+
+    def recover() -> str:
+        tries.append("b")
+        if len(tries) == 2:
+            del play.logins["b"]
+        return refuse()
+
+    play.logins["b"] = recover
+    answer = each({"changed": False, "stop_report": STOP_REPORT})
+    found = make(job_calls.stop, play, answer, retries=2, warn=True)
+    assert [host for host, _ in play.calls] == ["a", "b"]
+    assert found["hosts"]["b"] == {"changed": False, "stop_report": STOP_REPORT}
+    assert found["warnings"] == []
+
+
+def test_ranks_that_may_still_run_are_named(make: Callable[..., Any]) -> None:
+    def answer(hosts: Mapping[str, Any]) -> Any:
+        failed = {"failed": True, "msg": "processes 7 of worker-2 could not be killed"}
+        report = {"changed": True, "stop_report": STOP_REPORT}
+        return {"hosts": {host: failed if host == "c" else report for host in hosts}}
+
+    play = Play({name: [name] for name in "abc"})
+    play.logins["b"] = refuse
+    (warning,) = make(job_calls.stop, play, answer, retries=1, warn=True)["warnings"]
+    assert warning.startswith("ranks on b and c may still be running; `")
+    assert "stop night` stops them: b is unreachable: " in warning
+    assert "c: processes 7 of worker-2 could not be killed" in warning
+
+
+def test_an_invalid_variable_of_a_host_keeps_no_other_running(make: Callable[..., Any]) -> None:
+    play = Play({name: [name] for name in "ab"})
+    play.invalid = ["a"]
+    answer = each({"changed": True, "stop_report": STOP_REPORT})
+    found = make(job_calls.stop, play, answer)
+    assert found["hosts"]["a"] == {
+        "failed": True,
+        "msg": "train_job_root of a: 'x' is undefined",
+    }
+    assert [host for host, _ in play.calls] == ["b"]
+
+
+def test_hosts_without_an_answer_fail_the_play_with_their_reasons() -> None:
+    play: Any = Play({"a": ["a"]})
+    lost = {"unreachable": True, "msg": REFUSED.text}
+    full = {"failed": True, "msg": "no space"}
+    play.registered = {"all": {"hosts": {"a": SEEN, "b": lost, "c": full, "d": full}}}
+    assert job_calls.require_answers(play, {"registered": "all"}) == {
+        "failed": True,
+        "msg": f"b is unreachable: {REFUSED.text}\nc and d: no space",
+        "hosts": {"b": lost, "c": full, "d": full},
+    }
+    play.registered = {"all": {"hosts": {"a": SEEN}}}
+    assert job_calls.require_answers(play, {"registered": "all"}) == {}
