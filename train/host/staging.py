@@ -13,7 +13,7 @@ import socket
 import tarfile
 import time
 import zipfile
-from typing import Any, Dict, List, Mapping, Tuple
+from typing import Any, Dict, List, Mapping, Set, Tuple
 
 from . import json_files, leases, outputs, processes, rank_files, ranks, records
 from .call_types import CallError, CallResult, Params, for_each_rank
@@ -36,19 +36,67 @@ CLAIM_S = 300.0
 YOUNG_S = 30.0
 
 
-def unresolvable(cluster: Dict[str, List[str]]) -> List[str]:
-    """Return the hosts in ``cluster`` (host:port by task type) that cannot be resolved here."""
-    addresses = {address for tasks in cluster.values() for address in tasks}
-    missing = []
-    for host in (address.rpartition(":")[0].strip("[]") for address in sorted(addresses)):
-        try:
-            socket.getaddrinfo(host, None)
-        except OSError:
-            missing.append(host)
-    return missing
+class Shared:
+    """What the ranks that one call stages have in common. It is read or written only once.
+
+    Args:
+        params: parameters of ``stage``.
+
+    Attributes:
+        manifest: the contents of ``job.json``.
+        archive: the path of the job's archive on this host.
+        launcher_dir: the launcher folder of a rank that was staged, or an empty string.
+    """
+
+    def __init__(self, params: Params) -> None:
+        self.manifest: Dict[str, Any] = json.loads(params["manifest"])
+        self.archive = params.get("archive", "")
+        if "content" in params:
+            held = os.memfd_create("archive")
+            os.write(held, base64.b64decode(params["content"]))
+            self.archive = "/proc/self/fd/%d" % held
+        self._launcher = params["launcher"]
+        self.launcher_dir = ""
+        self._resolves: Dict[str, bool] = {}
+        self._described: Set[str] = set()
+
+    def unresolvable(self, cluster: Mapping[str, List[str]]) -> List[str]:
+        """Return the hosts in ``cluster`` (host:port by task type) that cannot be resolved here."""
+        addresses = [address for tasks in cluster.values() for address in tasks]
+        hosts = sorted({address.rpartition(":")[0].strip("[]") for address in addresses})
+        for host in hosts:
+            if host in self._resolves:
+                continue
+            try:
+                self._resolves[host] = bool(socket.getaddrinfo(host, None))
+            except OSError:
+                self._resolves[host] = False
+        return [host for host in hosts if not self._resolves[host]]
+
+    def describe(self, job_dir: str) -> None:
+        """Write the archive and the description of the attempt into the folder of the job."""
+        if job_dir in self._described:
+            return
+        archive = os.path.join(job_dir, rank_files.ARCHIVE_FILE)
+        temporary = "%s.%d" % (archive, os.getpid())  # other ranks of this machine do the same
+        shutil.copyfile(self.archive, temporary)
+        os.replace(temporary, archive)
+        write_description(job_dir, self.manifest)
+        self._described.add(job_dir)
+
+    def unpack_launcher(self, folder: str) -> None:
+        """Unpack the launcher into a folder, or link the files of another rank there."""
+        if self.launcher_dir:
+            try:
+                shutil.copytree(self.launcher_dir, folder, copy_function=os.link)
+                return
+            except (OSError, shutil.Error):  # another file system, or one without links
+                shutil.rmtree(folder, ignore_errors=True)
+        with zipfile.ZipFile(io.BytesIO(base64.b64decode(self._launcher))) as programs:
+            unpack_programs(programs, folder)
 
 
-def stage(params: Params) -> CallResult:
+def stage(params: Params, shared: Shared) -> CallResult:
     """Take the rank's port and GPUs, fill its folder, and return ``rank`` and ``warnings``.
 
     After a CallError, port and GPUs are released, and a newly created folder is removed. In a later
@@ -60,13 +108,13 @@ def stage(params: Params) -> CallResult:
             ``tf_config``, ``spec`` and ``manifest`` (JSON: the contents of ``rank.json`` and
             ``job.json``), ``readable_by`` (``owner`` or ``all``), ``lease_dir``, ``force`` (restart
             a job that was stopped) and ``launcher`` (the zip archive of train/host, in base64).
+        shared: what this rank has in common with others of the same call.
     """
     spec: records.RankSpec = json.loads(params["spec"])
     check_texts(spec)
-    manifest = json.loads(params["manifest"])
     root, lease_dir = rank_files.expand(params["root"]), rank_files.expand(params["lease_dir"])
     # TensorFlow hangs without a message on a name that it cannot resolve.
-    missing = unresolvable(json.loads(params["tf_config"])["cluster"])
+    missing = shared.unresolvable(json.loads(params["tf_config"])["cluster"])
     if missing:
         raise CallError(
             "this host cannot resolve %s: set train_job_address of those ranks to an "
@@ -78,12 +126,12 @@ def stage(params: Params) -> CallResult:
         with contextlib.suppress(FileExistsError):  # created by another rank or attempt
             os.mkdir(job_dir, 0o700 if params["readable_by"] == "owner" else 0o755)
         if spec["attempt"] > 1:
-            claim(job_dir, manifest)
+            claim(job_dir, shared.manifest)
     except OSError as error:
         raise CallError("%s cannot be created: %s" % (job_dir, error)) from None
     try:
-        warnings = take_leases(lease_dir, spec, manifest)
-        rank = fill(params, job_dir, spec)
+        warnings = take_leases(lease_dir, spec, shared.manifest)
+        rank = fill(params, shared, job_dir, spec)
     except BaseException:
         leases.release_rank(spec)
         with contextlib.suppress(OSError):  # it contains files of the job
@@ -94,7 +142,8 @@ def stage(params: Params) -> CallResult:
 
 def stage_all(params: Params) -> CallResult:
     """Stage several ranks of this host, see ``stage`` and ``call_types.for_each_rank``."""
-    return for_each_rank(params, stage)
+    shared = Shared(params)
+    return for_each_rank(params, lambda given: stage(given, shared))
 
 
 def check_texts(spec: records.RankSpec) -> None:
@@ -174,7 +223,7 @@ def take_leases(folder: str, spec: records.RankSpec, manifest: Mapping[str, Any]
     return []
 
 
-def fill(params: Params, job_dir: str, spec: records.RankSpec) -> records.RankInfo:
+def fill(params: Params, shared: Shared, job_dir: str, spec: records.RankSpec) -> records.RankInfo:
     """Fill the rank's folder and return the record of the rank.
 
     If the disk causes an error in the first attempt, the folder is removed.
@@ -184,11 +233,7 @@ def fill(params: Params, job_dir: str, spec: records.RankSpec) -> records.RankIn
     spec["machine"] = processes.machine()
     spec["checkpoint_dir"] = os.path.expanduser(os.path.expandvars(spec["checkpoint_dir"]))
     again = spec["attempt"] > 1
-    sent = params.get("archive", "")
-    if "content" in params:
-        held = os.memfd_create("archive")
-        os.write(held, base64.b64decode(params["content"]))
-        sent = "/proc/self/fd/%d" % held
+    launcher_dir = os.path.join(rank_dir, rank_files.LAUNCHER_DIR)
     try:
         os.makedirs(rank_dir, mode=0o755, exist_ok=again)
     except FileExistsError:
@@ -196,21 +241,18 @@ def fill(params: Params, job_dir: str, spec: records.RankSpec) -> records.RankIn
     except OSError as error:
         raise CallError("%s cannot be created: %s" % (rank_dir, error)) from None
     try:
-        if not os.path.isdir(os.path.join(rank_dir, rank_files.LAUNCHER_DIR)):
-            unpack(sent, params["launcher"], rank_dir)
+        if not os.path.isdir(launcher_dir):
+            unpack(shared, rank_dir)
+            shared.launcher_dir = launcher_dir
         if again:
             earlier = earlier_environment(job_dir, spec)
             spec["environment"] = {**earlier, **spec["environment"]}
-            check_environment(spec["environment"], json.loads(params["manifest"]))
-            end_earlier(job_dir, rank_dir, spec["host"], json.loads(params["manifest"]))
+            check_environment(spec["environment"], shared.manifest)
+            end_earlier(job_dir, rank_dir, spec["host"], shared.manifest)
         if params["force"]:
             with contextlib.suppress(FileNotFoundError):  # another rank of this machine was first
                 os.unlink(os.path.join(job_dir, rank_files.STOP_REQUEST_FILE))
-        archive = os.path.join(job_dir, rank_files.ARCHIVE_FILE)
-        temporary = "%s.%d" % (archive, os.getpid())  # other ranks of this machine do the same
-        shutil.copyfile(sent, temporary)
-        os.replace(temporary, archive)
-        write_description(job_dir, json.loads(params["manifest"]))
+        shared.describe(job_dir)
         tf_config = json.loads(params["tf_config"])
         json_files.write_json(os.path.join(rank_dir, rank_files.TF_CONFIG_FILE), tf_config)
         json_files.write_json(os.path.join(rank_dir, rank_files.RANK_FILE), spec, mode=0o600)
@@ -231,20 +273,19 @@ def write_description(job_dir: str, manifest: Mapping[str, Any]) -> None:
     json_files.write_json(path, manifest)
 
 
-def unpack(archive: str, launcher: str, folder: str) -> None:
+def unpack(shared: Shared, folder: str) -> None:
     """Unpack the job's archive and the launcher into ``folder``.
 
     The launcher is moved there last, so its presence shows that the folder is complete.
     """
     temporary = folder + UNPACKED
     shutil.rmtree(temporary, ignore_errors=True)
-    with tarfile.open(archive) as tar:
+    with tarfile.open(shared.archive) as tar:
         if hasattr(tarfile, "data_filter"):
             tar.extractall(temporary, filter="data")
         else:
             tar.extractall(temporary)  # created by this project's control node
-    with zipfile.ZipFile(io.BytesIO(base64.b64decode(launcher))) as programs:
-        unpack_programs(programs, os.path.join(temporary, rank_files.LAUNCHER_DIR))
+    shared.unpack_launcher(os.path.join(temporary, rank_files.LAUNCHER_DIR))
     for name in sorted(os.listdir(temporary)):  # launcher last, as the mark of a complete folder
         os.replace(os.path.join(temporary, name), os.path.join(folder, name))
     os.rmdir(temporary)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import re
+import socket
 import tarfile
 import threading
 import time
@@ -14,6 +17,7 @@ import pytest
 
 from tests.support.job_folders import lay_out
 from tests.unit.host.conftest import ELSEWHERE, HERE, lay_out_on, made_ready
+from train.gang import launcher
 from train.host import (
     json_files,
     rank_files,
@@ -190,3 +194,61 @@ def test_another_attempt_ends_what_ran_under_any_name_and_no_more(
     assert sorted(stopped) == ["worker-0", "worker-2"]
     assert (job_dir / "worker-0/attempts/1/rank.json").exists()
     assert not (job_dir / "worker-1/attempts").exists()
+
+
+def shared_of(**more: Any) -> staging.Shared:
+    content = base64.b64encode(b"the archive of the code").decode()
+    manifest = json.dumps({"job": "night", "attempt": 1})
+    given = {"manifest": manifest, "content": content, "launcher": launcher.archive()}
+    return staging.Shared({**given, **more})
+
+
+def test_ranks_of_a_call_have_links_to_one_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared, first, second, third = shared_of(), *(tmp_path / name for name in "abc")
+    shared.unpack_launcher(str(first))
+    shared.launcher_dir = str(first)
+    shared.unpack_launcher(str(second))
+    files = [path.relative_to(first) for path in first.rglob("*") if path.is_file()]
+    assert len(files) > 50
+    assert all((second / name).samefile(first / name) for name in files)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError("no links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    shared.unpack_launcher(str(third))
+    assert all((third / name).read_bytes() == (first / name).read_bytes() for name in files)
+    assert not any((third / name).samefile(first / name) for name in files)
+
+
+def test_each_job_folder_of_a_call_is_described_once(tmp_path: Path) -> None:
+    shared = shared_of()
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        shared.describe(str(tmp_path / name))
+        stored = json.loads((tmp_path / name / rank_files.JOB_FILE).read_text())
+        assert stored == {"job": "night", "attempt": 1}
+        archive = tmp_path / name / rank_files.ARCHIVE_FILE
+        assert archive.read_bytes() == b"the archive of the code"
+        archive.unlink()
+    shared.describe(str(tmp_path / "a"))
+    assert not (tmp_path / "a" / rank_files.ARCHIVE_FILE).exists()
+
+
+def test_each_name_is_resolved_once_for_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def resolve(host: str, _: Any) -> list[str]:
+        asked.append(host)
+        if host == "gone":
+            raise OSError
+        return [host]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    shared = shared_of()
+    for _ in range(3):
+        cluster = {"worker": ["gone:1", "a:1", "a:2"], "ps": ["[::1]:3"]}
+        assert shared.unresolvable(cluster) == ["gone"]
+    assert sorted(asked) == ["::1", "a", "gone"]
