@@ -39,7 +39,7 @@ _ENDS = ("gang_restart", "gang_refusal", "gang_result")
 #: Actions that each attempt repeats, and whose results concern only that attempt.
 _OF_ATTEMPT = ("gang_packages", "gang_plan")
 #: Actions whose result has those of all hosts as ``hosts``.
-_OF_EACH_HOST = ("gang_check", "gang_stage", "gang_states")
+_OF_EACH_HOST = ("gang_check", "gang_jobs", "gang_stage", "gang_states")
 #: The action that fails if hosts did not answer, with their results as ``hosts``.
 _ANSWERS = "gang_answers"
 #: Results of a task by inventory host.

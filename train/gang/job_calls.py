@@ -70,8 +70,18 @@ def stop(play: connections.Play, args: Args) -> Returned:
 
 def require_answers(play: connections.Play, args: Args) -> Returned:
     """Return a failed result if a host did not answer, with the results of such hosts."""
-    failed = _failed(play.of_gang(args["registered"]).get("hosts") or {})
-    return {"failed": True, "hosts": failed, "msg": _reasons(failed)} if failed else {}
+    found = play.of_gang(args["registered"]).get("hosts") or {}
+    failed = _failed(found)
+    return {"failed": True, "hosts": failed, "msg": reasons(found)} if failed else {}
+
+
+def reasons(found: Mapping[str, Returned]) -> str:
+    """Return a line about each reason why hosts did not answer, with the hosts' names."""
+    failed = _failed(found)
+    lost = {h: login_failures.of_result(r) for h, r in failed.items() if r.get("unreachable")}
+    others = {h: str(r.get("msg")) for h, r in failed.items() if h not in lost}
+    named = [f"{names_of(hosts)}: {why}" for why, hosts in placement.by_reason(others).items()]
+    return "\n".join([*login_failures.merged(lost), *named])
 
 
 def _machines(
@@ -117,12 +127,4 @@ def _left(found: Mapping[str, Returned], job: str) -> list[str]:
     if not failed:
         return []
     remedy = f"`{suggestions.command('stop', job=job)}` stops them"
-    return [f"ranks on {names_of([*failed])} may still be running; {remedy}: {_reasons(failed)}"]
-
-
-def _reasons(failed: Mapping[str, Returned]) -> str:
-    """Return a line about each reason why hosts failed, with the hosts' names."""
-    lost = {h: login_failures.of_result(r) for h, r in failed.items() if r.get("unreachable")}
-    others = {h: str(r.get("msg")) for h, r in failed.items() if h not in lost}
-    named = [f"{names_of(hosts)}: {why}" for why, hosts in placement.by_reason(others).items()]
-    return "\n".join([*login_failures.merged(lost), *named])
+    return [f"ranks on {names_of([*failed])} may still be running; {remedy}: {reasons(failed)}"]

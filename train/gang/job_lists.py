@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from train.gang import connections, listing, reports, suggestions
+from train.gang import connections, job_calls, listing, reports, suggestions
 from train.gang.connections import Args
-from train.gang.errors import UserError
+from train.gang.errors import NothingAnsweredError, UserError
 from train.gang.job_records import MergedJob
+from train.gang.login_failures import names_of
 from train.host.records import ListedJob
 
 
@@ -62,12 +63,16 @@ def ranks(play: connections.Play, args: Args) -> dict[str, object]:
     """Return the ``attempt``, ``restarts`` and ``ranks`` of a job.
 
     ``ranks`` is empty unless the attempt is later than ``after``. Raise UserError if no host has a
-    rank of the job.
+    rank of the job, NothingAnsweredError if no host can be reached.
     """
-    found, _, warnings = _listed(play, args)
+    found, silent, warnings = _listed(play, args)
     if not found:
+        if len(silent) == len(_names(args)):
+            results = play.of_gang(args["registered"]).get("hosts") or {}
+            raise NothingAnsweredError(job_calls.reasons(results))
+        missing = f" ({names_of(silent)} did not answer)" if silent else ""
         raise UserError(
-            f"no host of this inventory has a rank of job {args['job']}: "
+            f"no host of this inventory has a rank of job {args['job']}{missing}: "
             f"`{suggestions.command('list')}` shows all jobs"
         )
     job, after = found[0], int(args.get("after") or 0)

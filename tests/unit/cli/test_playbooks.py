@@ -65,7 +65,7 @@ def test_hosts_that_did_not_answer_are_named_by_reason() -> None:
     assert outcome.answers("gang_stop") == {"node-4": {"more": []}}
 
 
-@pytest.mark.parametrize("action", ["gang_check", "gang_stage", "gang_states"])
+@pytest.mark.parametrize("action", ["gang_check", "gang_jobs", "gang_stage", "gang_states"])
 def test_hosts_that_a_task_for_the_gang_cannot_reach_are_unreachable(action: str) -> None:
     lost = {"unreachable": True, "msg": REFUSED.text}
     hosts = {"node-1": lost, "node-2": {"failed": True, "msg": "no space"}, "node-3": lost}

@@ -10,8 +10,8 @@ import pytest
 from tests.support.job_folders import DAY, lay_out, write_manifest
 from tests.unit.gang.hostile import LISTED
 from tests.unit.gang.made_up_play import a_play
-from train.gang import job_lists
-from train.gang.errors import UserError
+from train.gang import job_lists, login_failures
+from train.gang.errors import NothingAnsweredError, UserError
 from train.host import jobs
 
 ARGS = {"groups": {"worker": ["node-0"], "ps": ["node-1"]}, "registered": "list", "job": "night"}
@@ -60,4 +60,21 @@ def test_ranks_of_a_later_attempt_alone_are_new() -> None:
 
 def test_a_job_that_no_host_has_is_refused_with_the_command_that_lists_jobs() -> None:
     with pytest.raises(UserError, match=r"no host of this inventory has a rank of job night: `.*l"):
-        job_lists.ranks(a_play({"node-0": {"jobs": []}, "node-1": {}}), ARGS)
+        job_lists.ranks(a_play({"node-0": {"jobs": []}, "node-1": {"jobs": []}}), ARGS)
+
+
+def test_ranks_of_a_job_that_no_host_reports() -> None:
+    lost = {"unreachable": True, "msg": login_failures.failure("refused").text}
+    play = a_play({"node-0": {"jobs": []}, "node-1": lost})
+    with pytest.raises(UserError, match=r"a rank of job night \(node-1 did not answer\): `"):
+        job_lists.ranks(play, ARGS)
+    play = a_play({"node-0": lost, "node-1": lost})
+    play.of_gang = lambda name: {"hosts": {"node-0": lost, "node-1": lost}}
+    with pytest.raises(NothingAnsweredError, match="node-0 and node-1 are unreachable: "):
+        job_lists.ranks(play, ARGS)
+
+
+def test_hosts_with_the_same_folders_count_as_listed() -> None:
+    play = a_play({"node-0": {"jobs": []}, "node-1": {"listed_by": "node-0"}})
+    found: Any = job_lists.choose_old(play, {**ARGS, "keep": "1"})
+    assert found == {"warnings": [], "remove": {"node-0": [], "node-1": []}, "kept": []}
