@@ -43,7 +43,8 @@ options:
     description: Leave ranks of later attempts running.
     type: int
   retries:
-    description: How often to try again to reach a host.
+    description: >-
+      How often to try again, after a short pause, to reach a host that has not rejected the login.
     type: int
     default: 0
   warn:

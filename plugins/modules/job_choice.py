@@ -39,7 +39,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 remove:
-  description: The jobs to remove, by host.
+  description: The jobs to remove from each host that answered; an empty list if there are none.
   returned: success
   type: dict
 kept:

@@ -279,14 +279,14 @@ class Play:
 
         If an action for the gang has registered a result with those of all hosts, it is the host's.
         """
-        # Reading a variable renders all of it, which takes long for the results of many hosts.
+        # Reading a variable renders all of it, which takes a long time for many hosts.
         if name not in self._of_gang:
             self._of_gang[name] = self.of_gang(name)
-        by_host = self._of_gang[name].get("hosts")
-        if isinstance(by_host, Mapping):
-            return by_host.get(host) or {}
-        found: Returned = self._hostvars[host].get(name) or {}
-        return found
+        found = self._of_gang[name]
+        if "hosts" not in found:
+            found = self._hostvars[host].get(name) or {}
+        by_host = found.get("hosts")
+        return (by_host.get(host) or {}) if isinstance(by_host, Mapping) else found
 
     def of_gang(self, name: str) -> Returned:
         """Return the result registered as ``name`` by a task that runs once."""

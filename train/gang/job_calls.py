@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from train.gang import connections, lines, login_failures, machine_calls, reports, suggestions
+from train.gang import (
+    answers,
+    connections,
+    lines,
+    login_failures,
+    machine_calls,
+    reports,
+    suggestions,
+)
 from train.gang.connections import Args, Returned
 from train.gang.listing import LISTED_BY
 from train.gang.login_failures import names_of
 from train.gang.machine_calls import Machine
-from train.gang.plan import placement
-from train.host.records import ABSENT
+from train.host.records import ABSENT, FINAL_PHASES
 
 #: The purpose of the connections.
 _PURPOSE = "jobs"
+#: Seconds before hosts are tried again.
+_PAUSE_S = 2.0
 #: Parts of a host's result.
 _STATES = ("rank", "state", "progress", "last_line", "more", "manifest")
 _STOPPED = ("changed", "stop_report", "more")
@@ -48,18 +58,23 @@ def jobs(play: connections.Play, args: Args) -> Returned:
 def stop(play: connections.Play, args: Args) -> Returned:
     """Stop a job's ranks on hosts. Return the result of each as ``hosts``, and ``lines``.
 
-    A host that cannot be reached is tried again ``retries`` times. With ``warn``, the ``warnings``
-    name the hosts whose ranks may still be running.
+    A host that cannot be reached is tried again ``retries`` times, unless it rejects the login.
+    With ``warn``, the ``warnings`` name the hosts whose ranks may still be running.
     """
     names = ("job", "reason", "permanent", "attempt")
     request = {name: args[name] for name in names if args[name] is not None}
     wanted = play.active if args["hosts"] is None else args["hosts"]
     machines, found = _machines(play, wanted, args)
-    for _ in range(1 + int(args["retries"])):
-        found |= machine_calls.ask(
-            play, machines, {**request, "call": "rank_stops"}, _STOPPED, _PURPOSE
-        )
-        machines = [one for one in machines if found[one.first].get("unreachable")]
+    request["call"] = "rank_stops"
+    found |= machine_calls.ask(play, machines, request, _STOPPED, _PURPOSE)
+    for number in range(int(args["retries"])):
+        machines = [one.again() for one in machines if _may_recover(found[one.first])]
+        if not machines:
+            break
+        time.sleep(_PAUSE_S)
+        # The connection of the earlier call may still be in use.
+        purpose = f"{_PURPOSE}-{number}"
+        found |= machine_calls.ask(play, machines, request, _STOPPED, purpose)
     return {
         "changed": any(result.get("changed") for result in found.values()),
         "hosts": found,
@@ -71,26 +86,17 @@ def stop(play: connections.Play, args: Args) -> Returned:
 def require_answers(play: connections.Play, args: Args) -> Returned:
     """Return a failed result if a host did not answer, with the results of such hosts."""
     found = play.of_gang(args["registered"]).get("hosts") or {}
-    failed = _failed(found)
-    return {"failed": True, "hosts": failed, "msg": reasons(found)} if failed else {}
-
-
-def reasons(found: Mapping[str, Returned]) -> str:
-    """Return a line about each reason why hosts did not answer, with the hosts' names."""
-    failed = _failed(found)
-    lost = {h: login_failures.of_result(r) for h, r in failed.items() if r.get("unreachable")}
-    others = {h: str(r.get("msg")) for h, r in failed.items() if h not in lost}
-    named = [f"{names_of(hosts)}: {why}" for why, hosts in placement.by_reason(others).items()]
-    return "\n".join([*login_failures.merged(lost), *named])
+    silent = answers.failed(found)
+    return {"failed": True, "hosts": silent, "msg": answers.reasons(silent)} if silent else {}
 
 
 def _machines(
     play: connections.Play, hosts: list[str], args: Args
 ) -> tuple[list[Machine], dict[str, Returned]]:
     """Return the machines of hosts, and the results of hosts whose variables are invalid."""
-    failed: dict[str, Returned] = {}
-    machines = machine_calls.machines(play, hosts, play.neighbors(), str(args["options"]), failed)
-    return machines, failed
+    invalid: dict[str, Returned] = {}
+    machines = machine_calls.machines(play, hosts, play.neighbors(), str(args["options"]), invalid)
+    return machines, invalid
 
 
 def _lines(
@@ -103,7 +109,7 @@ def _lines(
         try:
             checked = check(result)
         except reports.ReportError as error:
-            if not (result.get("unreachable") or result.get("failed")):
+            if not answers.failed({host: result}):
                 yield f"{host}: ignoring a malformed report: {error}"
             continue
         yield from (f"{host}: {line_of(report)}" for report in checked)
@@ -113,18 +119,24 @@ def _state_line(seen: Mapping[str, Any]) -> str:
     rank, state = seen["rank"], seen["state"]
     name = f"{rank['job']} {rank['task']}" if rank else ABSENT
     shown = lines.line(state["phase"], state.get("reason"), seen["progress"], seen["last_line"])
+    if state["phase"] not in FINAL_PHASES and state.get("reason"):
+        shown = f"{shown}  {state['reason']}"
     return f"{name}: {shown}" if rank else shown
 
 
-def _failed(found: Mapping[str, Returned]) -> dict[str, Returned]:
-    """Return the results of hosts that did not answer or could not do what was asked."""
-    return {h: r for h, r in found.items() if r.get("unreachable") or r.get("failed")}
+def _may_recover(result: Returned) -> bool:
+    """Return whether a host that could not be reached may answer if it is tried again."""
+    if not result.get("unreachable"):
+        return False
+    return login_failures.of_result(result).kind not in login_failures.REJECTED
 
 
 def _left(found: Mapping[str, Returned], job: str) -> list[str]:
     """Return a warning about hosts whose ranks were not stopped, if there are any."""
-    failed = _failed(found)
-    if not failed:
+    silent = answers.failed(found)
+    if not silent:
         return []
     remedy = f"`{suggestions.command('stop', job=job)}` stops them"
-    return [f"ranks on {names_of([*failed])} may still be running; {remedy}: {reasons(failed)}"]
+    return [
+        f"ranks on {names_of([*silent])} may still be running; {remedy}: {answers.reasons(silent)}"
+    ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from train.gang import connections, job_calls, listing, reports, suggestions
+from train.gang import answers, connections, listing, reports, suggestions
 from train.gang.connections import Args
 from train.gang.errors import NothingAnsweredError, UserError
 from train.gang.job_records import MergedJob
@@ -67,9 +67,9 @@ def ranks(play: connections.Play, args: Args) -> dict[str, object]:
     """
     found, silent, warnings = _listed(play, args)
     if not found:
-        if len(silent) == len(_names(args)):
-            results = play.of_gang(args["registered"]).get("hosts") or {}
-            raise NothingAnsweredError(job_calls.reasons(results))
+        failed = answers.failed(play.of_gang(args["registered"]).get("hosts") or {})
+        if len(failed) == len(_names(args)):
+            raise NothingAnsweredError(answers.reasons(failed))
         missing = f" ({names_of(silent)} did not answer)" if silent else ""
         raise UserError(
             f"no host of this inventory has a rank of job {args['job']}{missing}: "

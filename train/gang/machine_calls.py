@@ -39,6 +39,10 @@ class Machine:
     login_since: float | None = None
     action: Any = None
 
+    def again(self) -> Machine:
+        """Return the same machine for another call, without what is left of this one."""
+        return Machine(self.beside, self.requests)
+
     @property
     def first(self) -> str:
         """The inventory host whose connection is used."""
@@ -83,8 +87,9 @@ def machines(
             continue
         request = values.pop(variable)
         # Hosts with the same address may have different keys or interpreters.
-        key = (beside[host][0], *(f"{name}={value}" for name, value in sorted(values.items())))
-        found.setdefault(key, Machine(list(beside[host]))).requests[host] = request
+        names = beside.get(host, [host])
+        key = (names[0], *(f"{name}={value}" for name, value in sorted(values.items())))
+        found.setdefault(key, Machine(list(names))).requests[host] = request
     return list(found.values())
 
 

@@ -28,6 +28,7 @@ class Play:
         self.check_mode = False
         self.logins: dict[str, Callable[[], str]] = {}  # what a login prints, if not its mark
         self.calls: list[tuple[str, Any]] = []
+        self.purposes: list[str] = []  # of the connections
         self.invalid: list[str] = []  # hosts with an invalid variable
         self.registered: dict[str, Any] = {}
 
@@ -48,6 +49,8 @@ class Play:
         return list(self._values.get(host, {}))
 
     def action_of(self, host: str, purpose: str) -> Any:
+        self.purposes.append(purpose)
+
         def execute(command: str, **_: Any) -> dict[str, Any]:
             printed = self.logins[host]() if host in self.logins else command.partition(" ")[2]
             return {"rc": 0, "stdout": printed, "stderr": ""}

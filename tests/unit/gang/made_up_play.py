@@ -16,6 +16,7 @@ def a_play(
         check_mode=check_mode,
         registered=lambda host, name: results.get(host) or {},
         checks=lambda name: dict(results),
+        of_gang=lambda name: {"hosts": dict(results)},
         machine_of=lambda host: host,
         connection=lambda host: ("", host, "", ""),
         notification=lambda hosts: ([], "", ""),

@@ -34,9 +34,13 @@ def test_hosts_that_are_reached_in_the_same_way_share_a_machine() -> None:
 
 def test_a_result_of_all_hosts_is_that_of_each() -> None:
     whole = {"rank": {"hosts": {"a": {"started": True}}}, "chosen": {"hosts": ["a"]}}
-    play: Any = SimpleNamespace(_hostvars={"a": whole, "b": whole})
+    earlier = {"rank": {"hosts": {"c": {"started": False}}}}
+    play: Any = SimpleNamespace(_hostvars={"a": whole, "b": whole, "c": earlier}, _of_gang={})
+    play.host = "a"
+    play.of_gang = lambda name: Play.of_gang(play, name)
     assert Play.registered(play, "a", "rank") == {"started": True}
     assert Play.registered(play, "b", "rank") == {}
+    assert Play.registered(play, "c", "rank") == {}, "an earlier result was used"
     assert Play.registered(play, "b", "chosen") == {"hosts": ["a"]}
 
 

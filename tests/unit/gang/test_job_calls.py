@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,7 +12,7 @@ from ansible.errors import AnsibleConnectionFailure
 
 from tests.unit.gang.hostile import STOP_REPORT
 from tests.unit.gang.made_up_machines import Asked, Play, answers
-from train.gang import job_calls, login_failures
+from train.gang import job_calls, login_check, login_failures, machine_calls
 
 REFUSED = login_failures.failure("refused")
 SEEN = {"rank": None, "state": {"phase": "absent"}, "progress": {}, "last_line": ""}
@@ -28,6 +30,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
     def run(action: Callable[..., Any], play: Play, answer: Asked, **given: Any) -> Any:
         answers(monkeypatch, play, answer)
+        monkeypatch.setattr(job_calls, "_PAUSE_S", 0.0)
         return action(play, {**OPTIONS, **given})
 
     return run
@@ -105,8 +108,52 @@ def test_a_host_that_answers_late_is_stopped_all_the_same(make: Callable[..., An
     answer = each({"changed": False, "stop_report": STOP_REPORT})
     found = make(job_calls.stop, play, answer, retries=2, warn=True)
     assert [host for host, _ in play.calls] == ["a", "b"]
+    assert len(tries) == 2
     assert found["hosts"]["b"] == {"changed": False, "stop_report": STOP_REPORT}
     assert found["warnings"] == []
+
+
+def test_a_login_that_hangs_is_tried_again_over_another_connection(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of the first login, which then fails, does not affect the second one."""
+    for name, seconds in (("NAMED_S", 0.02), ("_LIMIT_S", 0.2), ("_MARGIN_S", 0.0)):
+        monkeypatch.setattr(login_check, name, seconds)
+    monkeypatch.setattr(machine_calls, "_LOOK_S", 0.02)
+    monkeypatch.setattr(job_calls, "_PAUSE_S", 0.0)
+    forever = threading.Event()
+    monkeypatch.setattr(login_check, "end_children", lambda: None)
+    tries: list[int] = []
+
+    def hang() -> str:
+        tries.append(len(tries))
+        if len(tries) == 2:
+            forever.set()  # the first login ends while the second one is in progress
+            time.sleep(0.1)
+            return "Killed"
+        forever.wait(20)
+        return "Killed"
+
+    play = Play({"a": ["a"]})
+    play.logins["a"] = hang
+    found = make(job_calls.stop, play, each({"stop_report": STOP_REPORT}), retries=1)
+    assert found["hosts"]["a"]["unreachable"]
+    assert len(tries) == 2
+    assert len(set(play.purposes)) == 2
+
+
+def test_a_host_that_rejects_the_login_is_asked_once(make: Callable[..., Any]) -> None:
+    tries: list[int] = []
+
+    def reject() -> str:
+        tries.append(1)
+        raise AnsibleConnectionFailure("anna@a: Permission denied (publickey).")
+
+    play = Play({"a": ["a"]})
+    play.logins["a"] = reject
+    found = make(job_calls.stop, play, each({"stop_report": STOP_REPORT}), retries=3)
+    assert found["hosts"]["a"]["unreachable"]
+    assert len(tries) == 1
 
 
 def test_ranks_that_may_still_run_are_named(make: Callable[..., Any]) -> None:

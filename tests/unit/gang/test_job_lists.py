@@ -69,7 +69,6 @@ def test_ranks_of_a_job_that_no_host_reports() -> None:
     with pytest.raises(UserError, match=r"a rank of job night \(node-1 did not answer\): `"):
         job_lists.ranks(play, ARGS)
     play = a_play({"node-0": lost, "node-1": lost})
-    play.of_gang = lambda name: {"hosts": {"node-0": lost, "node-1": lost}}
     with pytest.raises(NothingAnsweredError, match="node-0 and node-1 are unreachable: "):
         job_lists.ranks(play, ARGS)
 

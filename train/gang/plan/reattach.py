@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from train.gang import archives, connections, job_records, reports, run_folders
+from train.gang import answers, archives, connections, job_records, reports, run_folders
 from train.gang.errors import NothingAnsweredError, UserError
 from train.gang.job_records import Attempt, FoundRank, Manifest, PlannedRank, Policy
 from train.gang.login_failures import names_of
@@ -159,17 +159,23 @@ def find(play: connections.Play, args: connections.Args) -> dict[str, object]:
     kept = {name: state["manifest"] for name, state in states.items() if state.get("manifest")}
     newest, warnings = choose(kept, own, job, inventory)
     unreachable = {name for name, state in states.items() if state.get("unreachable")}
+    broken = {name: state for name, state in states.items() if state.get("failed")}
+    reasons = answers.reasons(broken)
+    warnings += reasons.splitlines()
     members = {rank["host"] for rank in newest["ranks"]} if newest else set(names)
-    if unreachable and (members <= unreachable or unreachable == set(names)):
+    silent = unreachable | broken.keys()
+    if silent and (members <= silent or silent == set(names)):
+        if broken:
+            raise UserError(reasons)
         raise NothingAnsweredError("no host of the job answered")
     if newest is None or members - set(names):
         problem = f"no host has job {job} in {args['root']}"
         if newest is not None:
             unknown = names_of(sorted(members - set(names)))
             problem = f"job {job} runs on hosts that are not in this inventory: {unknown}"
-        silent = names_of(sorted(unreachable)) if unreachable else "none"
+        named = names_of(sorted(silent)) if silent else "none"
         raise UserError(
-            f"{problem} (unreachable hosts: {silent}): use the inventory that the job was "
+            f"{problem} (hosts that did not answer: {named}): use the inventory that the job was "
             "started with"
         )
     absent = [rank["host"] for rank in newest["ranks"] if rank["host"] not in play.hosts]

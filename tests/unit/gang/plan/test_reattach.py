@@ -65,7 +65,7 @@ def test_a_job_without_any_host_that_answers_is_not_followed(tmp_path: Path) -> 
 
 def test_a_job_that_is_not_known_here(tmp_path: Path) -> None:
     states = {"a": SILENT, "b": seen(), "spare": seen()}
-    with pytest.raises(UserError, match=r"no host has job night .*\(unreachable hosts: a\)"):
+    with pytest.raises(UserError, match=r"no host has job night .*that did not answer: a\)"):
         find(tmp_path, states)
     with pytest.raises(UserError, match="are not in this inventory: node-0 and node-1"):
         find(tmp_path, states, a_manifest())
