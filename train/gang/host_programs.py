@@ -63,7 +63,7 @@ def ask(action: Any, command: str, program: bytes | None = None) -> Answer:
     if marked:
         with contextlib.suppress(ValueError, RecursionError):
             value, _ = json.JSONDecoder().raw_decode(printed.lstrip())
-    text = str(done["stderr"]).strip() or printed.strip() or str(done["stdout"]).strip()
+    text = str(done["stderr"]).strip() or (printed if marked else str(done["stdout"])).strip()
     return Answer(value if isinstance(value, dict) else None, int(done["rc"]), text)
 
 

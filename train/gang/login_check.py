@@ -101,8 +101,8 @@ def without_result(action: Any, answer: host_programs.Answer) -> Returned:
     if lacks_python:
         failed = login_failures.failure("no-python", variables_of(action._connection))
         return {"unreachable": True, "msg": failed.text}
-    said = " ".join(answer.text.split())[-_SAID:]
-    return {"failed": True, "msg": f"the host's Python printed no result: {said or answer.code}"}
+    said, code = " ".join(answer.text.split())[-_SAID:], f"exit code {answer.code}"
+    return {"failed": True, "msg": f"the host's Python printed no result: {said or code}"}
 
 
 def _pythons(action: Any) -> str:

@@ -174,10 +174,9 @@ def find(play: connections.Play, args: connections.Args) -> dict[str, object]:
             unknown = names_of(sorted(members - set(names)))
             problem = f"job {job} runs on hosts that are not in this inventory: {unknown}"
         named = names_of(sorted(silent)) if silent else "none"
-        raise UserError(
-            f"{problem} (hosts that did not answer: {named}): use the inventory that the job was "
-            "started with"
-        )
+        remedy = "use the inventory that the job was started with"
+        refusal = f"{problem} (hosts that did not answer: {named}): {remedy}"
+        raise UserError("\n".join(filter(None, [refusal, reasons])))
     absent = [rank["host"] for rank in newest["ranks"] if rank["host"] not in play.hosts]
     if absent and play.limited:
         raise UserError(
