@@ -166,7 +166,7 @@ def test_ranks_that_may_still_run_are_named(make: Callable[..., Any]) -> None:
     play.logins["b"] = refuse
     (warning,) = make(job_calls.stop, play, answer, retries=1, warn=True)["warnings"]
     assert warning.startswith("ranks on b and c may still be running; `")
-    assert "stop night` stops them: b is unreachable: " in warning
+    assert " night` stops them: b is unreachable: " in warning
     assert "c: processes 7 of worker-2 could not be killed" in warning
 
 
