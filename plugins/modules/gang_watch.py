@@ -150,6 +150,11 @@ lost_hosts:
   returned: success
   type: list
   elements: raw
+gone_hosts:
+  description: Those of them that are not asked to stop their ranks, because they would not answer.
+  returned: success
+  type: list
+  elements: raw
 leaving:
   description: When hosts that got a notice of preemption can be replaced, by host.
   returned: success

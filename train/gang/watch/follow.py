@@ -90,11 +90,18 @@ class FollowedGang(Ranks):
     def drain(self, say: Callable[[str], None] | None = None) -> None:
         """Fetch all remaining data from the hosts, without waiting. ``say`` shows the progress."""
         self._say_fetch = say or self._journal.say
+        began = time.monotonic()
 
         def done() -> bool | None:
             self._notices.fetching(time.monotonic(), self.views, self._say_fetch)
             now, limit = time.monotonic(), self._limits.unreachable_timeout
-            fates = (v.drained or v.error or v.unresponsive_for(now) > limit for v in self.views)
+            # While some hosts answer, the others may only be slow, as on a busy network.
+            newest = max((v.last_update_at or began for v in self.views), default=began)
+            is_silent = now - newest > limit
+            fates = (
+                v.drained or v.error or (is_silent and v.unresponsive_for(now) > limit)
+                for v in self.views
+            )
             return all(fates) or None
 
         self._run(done, wait=0.0)

@@ -37,6 +37,8 @@ _KILLED_LINES, _STACK_LINES = 2, 12
 WAIT = 5.0
 #: Seconds of delay of an answer after which a host is unresponsive.
 UNRESPONSIVE = 2.0
+#: Seconds of delay after which another request would most likely not be answered either.
+GONE = 15.0
 #: Phases in a script's records before it is at work.
 _BEGINNING = ("loading", "starting", "waiting")
 
@@ -223,6 +225,13 @@ class View:
     def is_unresponsive(self, now: float) -> bool:
         """Return whether the host of a rank that has not ended is too late with its answer."""
         return not self.final and (bool(self.error) or self.unresponsive_for(now) > UNRESPONSIVE)
+
+    def is_gone(self, now: float) -> bool:
+        """Return whether a host that does not answer will not answer another request either.
+
+        A host that is only a few seconds late may be busy.
+        """
+        return bool(self.error) or self.unresponsive_for(now) > GONE
 
     @property
     def tail(self) -> list[str]:

@@ -56,10 +56,13 @@ def follow_gang(play: connections.Play, args: Args) -> dict[str, object]:
     growth = missing_hosts.growth_of(play, args, manifest, views.views_in_training(gang.views))
     ended = gang.follow(growth)
     json_files.write_json(str(run_dir / OUTCOME_FILE), asdict(ended))
+    late = [view for view in gang.views if view.target.host in ended.unreachable]
+    gone = sorted({view.target.host for view in late if view.is_gone(time.monotonic())})
     return {
         "state": ended.state,
         "message": ended.message,
         "lost_hosts": ended.unreachable,  # Ansible has a meaning for "unreachable"
+        "gone_hosts": gone,
         "leaving": outcome.leaving(gang.views),
         "running": not all(view.final for view in gang.views),
         "grace": ended.grace,

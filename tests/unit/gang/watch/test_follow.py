@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -65,3 +66,18 @@ def test_a_malformed_progress_line_is_reported_once(gang: Make, line: str, why: 
     (notice,) = notices_of(watched)
     assert "ignoring line 2 of the rank's progress" in notice["text"]
     assert f" progress: {why}; later lines" in notice["text"]
+
+
+def test_slow_hosts_are_awaited_at_the_end_as_long_as_some_answer(gang: Make) -> None:
+    class Slow(Hosts):
+        def poll(self, asked: Any, *given: Any) -> Any:
+            time.sleep({"worker-0": 0.3, "worker-1": 0.7, "worker-2": 1.1}.get(asked.task, 20))
+            return super().poll(asked, *given)
+
+    hosts = Slow(**{f"worker_{index}": [done()] for index in range(4)})
+    watched = gang(hosts, unreachable_timeout=0.6)
+    began = time.monotonic()
+    watched.drain()
+    assert time.monotonic() - began < 10
+    assert [view.phase for view in watched.views] == ["completed"] * 3 + ["failed"]
+    assert watched.views[3].error == "is unreachable"

@@ -192,3 +192,13 @@ def test_the_last_line_is_the_state_of_a_bar_that_is_being_drawn() -> None:
     assert running.last_line == "30/30 - loss: 0.0333"
     running.add_log("\n")
     assert list(running.tail) == ["begin", "30/30 - loss: 0.0333"]
+
+
+def test_a_host_that_is_a_little_late_may_still_be_asked() -> None:
+    late = view("worker-1")
+    late.asked, late.wait = 100.0, 5.0
+    assert late.is_unresponsive(109.0)
+    assert not late.is_gone(109.0)
+    assert late.is_gone(121.0)
+    late.asked, late.error = None, "connection refused"
+    assert late.is_gone(109.0)
