@@ -24,6 +24,7 @@ from statistics import median
 from bench import ranks
 from bench.commands import commands
 from bench.jobs import doctor, faults, prediction, setup, stops
+from bench.remote import remote
 from bench.scale import scale
 from bench.worker import allocator, exchange, memory, pinned, throughput
 from tests.support.lab import REPOSITORY, environment
@@ -161,7 +162,7 @@ def watched_and_not(folder: Path, count: int) -> list[tuple[float, float]]:
 
 _ALL = (
     *(start, rate, watch, throughput, exchange, pinned, allocator, memory, setup, doctor),
-    *(prediction, faults, stops, commands, scale),
+    *(prediction, faults, stops, commands, scale, remote),
 )
 #: Measurements that take long, need the right to change the network, or overload a small machine.
 _NOT_BY_DEFAULT = {"commands", "exchange", "prediction", "scale"}
