@@ -74,8 +74,7 @@ class _Gang:
         for copy in copies:
             copy.communicate(code)
         members = [
-            f"{host.address}:{port}"
-            for host, port in zip(self._hosts, self._ports, strict=True)
+            f"{host.address}:{port}" for host, port in zip(self._hosts, self._ports, strict=True)
         ]
         ranks = []
         for index, host in enumerate(self._hosts):

@@ -7,7 +7,7 @@ import secrets
 from train.gang import reports
 from train.gang.connections import Args, Play
 from train.gang.errors import UserError
-from train.host import processes
+from train.host.ports import is_free
 from train.host.tensorboard import ADDRESS
 
 #: Connections that can forward a host's port, and whether the host is another machine.
@@ -68,7 +68,7 @@ def choose(play: Play, args: Args) -> dict[str, object]:
 def _free_port(first: int) -> int:
     """Return the first free port on this machine from ``first`` on. Raise UserError without one."""
     ports = range(first, 65_536) if first > 0 else ()
-    for port in filter(processes.is_free, ports):
+    for port in filter(is_free, ports):
         return port
     raise UserError(
         f"no free port on this machine from {first} to 65535: choose a lower first port, 1 or more"

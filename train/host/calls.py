@@ -16,7 +16,7 @@ from typing import Callable, List, Optional
 from . import (
     json_files,
     leases,
-    processes,
+    ports,
     progress_records,
     rank_files,
     ranks,
@@ -215,7 +215,7 @@ def _problem(task: str, report: records.StopReport) -> str:
             task,
         )
     if port is not None and report["port_free"] is False:
-        return "port %s is still held by %s" % (port, processes.listener(port))
+        return "port %s is still held by %s" % (port, ports.listener(port))
     if report["gpu_memory_free"] is False:
         return "processes of %s are still on its GPUs (nvidia-smi)" % task
     return ""

@@ -26,6 +26,7 @@ from . import (
     leases,
     load,
     plain_text,
+    ports,
     preflight,
     probe,
     processes,
@@ -291,10 +292,10 @@ def _jobs(port: int, lease_dir: str) -> CallResult:
         elif os.path.isdir(rank_dir) or processes.shares_mounts(pid):  # not in a container
             leftovers.append("pid %d of %s %s (%s)" % (pid, job, task, processes.command(pid)[:80]))
     spares = range(port, min(port + SPARE_PORTS, 65_536))
-    spare = next(filter(processes.is_free, spares), port)
+    spare = next(filter(ports.is_free, spares), port)
     held = leases.holders(lease_dir)
     return {
-        "port_holder": "" if spare == port else processes.listener(port),
+        "port_holder": "" if spare == port else ports.listener(port),
         "port_job": of_job or any(lease["resource"] == "port/%d" % port for lease in held),
         "spare_port": spare,
         "leftovers": leftovers[:20],

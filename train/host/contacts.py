@@ -17,7 +17,7 @@ import sys
 import threading
 from typing import Any, Callable, Collection, Dict, List, Mapping, NamedTuple, Optional, Set
 
-from . import frameworks, processes
+from . import frameworks, ports, processes
 
 _ESTABLISHED = "01"
 #: FIN_WAIT1, FIN_WAIT2, TIME_WAIT, CLOSE_WAIT, LAST_ACK and CLOSING: recently open.
@@ -134,7 +134,7 @@ class Contacts:
         """
         assert self._port is not None
         self._note_time(now, makes_steps)
-        self._listened = self._listened or processes.is_listening(self._port)
+        self._listened = self._listened or ports.is_listening(self._port)
         if not self._asked:  # a name server may be slow
             self._asked = True
             threading.Thread(target=self._resolve, daemon=True).start()

@@ -17,6 +17,7 @@ from . import (
     host_facts,
     leases,
     metadata,
+    ports,
     preemption,
     processes,
     rank_files,
@@ -82,7 +83,7 @@ def check_preemption(root: str, job: str, setting: str) -> List[str]:
 def check_port(
     port: int, job: str, held: List[leases.Entry], wait: float, known: Optional[Set[int]] = None
 ) -> List[str]:
-    """Return the reasons why a job cannot bind ``port``. For ``known`` see processes.is_free.
+    """Return the reasons why a job cannot bind ``port``. For ``known`` see ports.is_free.
 
     If the job can ``wait`` for other jobs, a port that another job holds is not a reason.
     """
@@ -92,9 +93,9 @@ def check_port(
             if wait or (lease["job"] == job and lease["own"]):
                 return []
             return [f"port {port} is {leases.whose(lease)}: stop that job, {choose}, {WAIT}"]
-    if processes.is_free(port, known):
+    if ports.is_free(port, known):
         return []
-    return [f"port {port} is in use by {processes.listener(port)}: end that process, or {choose}"]
+    return [f"port {port} is in use by {ports.listener(port)}: end that process, or {choose}"]
 
 
 def existing(folder: str) -> str:
@@ -228,7 +229,7 @@ class Machine:
     """Facts that are read once for all ranks of a machine, because that takes long."""
 
     def __init__(self) -> None:
-        self.ports = processes.listening()
+        self.ports = ports.listening()
         self._lacks: Dict[Tuple[str, str], bool] = {}
 
     def lacks(self, python: str, module: str) -> bool:

@@ -21,7 +21,7 @@ import sys
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import processes, rank_environment, ranks, records
+from . import ports, processes, rank_environment, ranks, records
 
 OPEN = "open"
 REFUSED = "refused"
@@ -143,7 +143,7 @@ def check(rank_dir: str, peers: Dict[str, Tuple[str, int]], timeout: float) -> r
 
 
 def _listens(port: Optional[int]) -> bool:
-    return port is not None and processes.is_listening(port)
+    return port is not None and ports.is_listening(port)
 
 
 if __name__ == "__main__":

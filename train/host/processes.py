@@ -1,4 +1,4 @@
-"""Lists processes and ports from /proc, and ends the processes of a rank."""
+"""Lists processes from /proc, and ends the processes of a rank."""
 
 from __future__ import annotations
 
@@ -274,55 +274,4 @@ def wait_until(condition: Callable[[], object], timeout: float, pause: float = 0
         if time.monotonic() > deadline:
             return False
         time.sleep(pause)
-    return True
-
-
-def _listening() -> Dict[int, Set[str]]:
-    """Return the inodes of listening TCP sockets by port."""
-    sockets: Dict[int, Set[str]] = {}
-    for table in ("net/tcp", "net/tcp6"):
-        for line in read_text(PROC, table).splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A":
-                port = int(fields[1].rpartition(":")[2], 16)
-                sockets.setdefault(port, set()).add(fields[9])
-    return sockets
-
-
-def listening() -> Set[int]:
-    """Return the TCP ports on which processes of this host listen, at any address."""
-    return set(_listening())
-
-
-def is_listening(port: int) -> bool:
-    """Return whether a process of this host listens on TCP ``port``, at any address."""
-    return port in _listening()
-
-
-def listener(port: int) -> str:
-    """Return the process that listens on TCP ``port``, such as ``pid 12 (python3 x.py)``.
-
-    Only root can see processes of other users.
-    """
-    wanted = {"socket:[%s]" % inode for inode in _listening().get(port, set())}
-    for pid in pids():
-        if any(path in wanted for path in opened(pid)):
-            return "pid %d (%s)" % (pid, command(pid)[:120])
-    return "a process of another user"
-
-
-def is_free(port: int, known: Optional[Set[int]] = None) -> bool:
-    """Return whether a server can bind TCP ``port`` on all addresses, as TensorFlow's does.
-
-    ``known`` are the ports in use, to read them once for many ports; see ``listening``.
-    """
-    if port in (listening() if known is None else known):
-        return False
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as server:
-        # As in gRPC: connections in TIME_WAIT do not count.
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            server.bind(("0.0.0.0", port))
-        except OSError:
-            return False
     return True

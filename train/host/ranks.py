@@ -15,6 +15,7 @@ from . import (
     json_files,
     leases,
     plain_text,
+    ports,
     processes,
     progress_records,
     rank_environment,
@@ -305,7 +306,7 @@ def stop(rank_dir: str, grace: float, reason: str) -> records.StopReport:
     leases.release_rank(spec)
     if was_alive or left:
         if port is not None:
-            port_free = processes.wait_until(lambda: not processes.is_listening(port), _FREE_S)
+            port_free = processes.wait_until(lambda: not ports.is_listening(port), _FREE_S)
         gpu_memory_free = _wait_for_gpus(spec, had)
     return {
         "was": before["phase"],

@@ -40,6 +40,7 @@ from . import (
     outputs,
     pace,
     plain_text,
+    ports,
     preemption,
     processes,
     progress_records,
@@ -398,7 +399,7 @@ class Supervisor:
         # A script that makes steps has started, with or without a port.
         steps = self._console_bytes or self._pace.step is not None
         joined = self._contacts.has_contact or self.spec["framework"] == frameworks.NONE
-        if port is None or steps or joined or processes.is_listening(port):
+        if port is None or steps or joined or ports.is_listening(port):
             self.state["phase"] = records.RUNNING
             self.state["running_at"] = round(time.time(), 3)
             self._save()

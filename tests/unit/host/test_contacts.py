@@ -13,7 +13,7 @@ from unittest import mock
 
 import pytest
 
-from train.host import contacts, processes
+from train.host import contacts, ports, processes
 
 #: Connects to a port of this machine and stays there.
 CONNECT = (
@@ -55,7 +55,7 @@ def looked(
     now = 100.0
     with (
         mock.patch.object(contacts, "connections", functools.cache(contacts.connections)),
-        mock.patch.object(processes, "is_listening", functools.cache(processes.is_listening)),
+        mock.patch.object(ports, "is_listening", functools.cache(ports.is_listening)),
     ):
         while now <= 100.0 + seconds:
             if made.due(now, makes_steps):

@@ -1,11 +1,10 @@
-"""Processes and ports of a host, as /proc lists them."""
+"""Processes of a host, as /proc lists them."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -108,30 +107,6 @@ def test_a_signal_to_a_process_that_is_gone_is_no_error(start: Starter) -> None:
 def test_without_a_child_nothing_can_be_reaped() -> None:
     code = "from train.host import processes\nprocesses.reap()"
     assert b"ChildProcessError" in run(code, stderr=subprocess.PIPE).stderr
-
-
-@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
-def test_who_listens_on_a_port(family: socket.AddressFamily) -> None:
-    if family == socket.AF_INET6 and not Path("/proc/net/if_inet6").exists():
-        pytest.skip("this machine has no IPv6")
-    address = "127.0.0.1" if family == socket.AF_INET else "::1"
-    with socket.create_server((address, 0), family=family) as server:
-        port = server.getsockname()[1]
-        assert processes.is_listening(port)
-        assert not processes.is_free(port)
-        said = processes.listener(port)
-        assert said.startswith(f"pid {os.getpid()} ({processes.command(os.getpid())[:40]}")
-    assert not processes.is_listening(port)
-    assert processes.is_free(port)
-    assert processes.listener(port) == "a process of another user"
-
-
-def test_a_port_that_is_bound_without_listening_is_not_free() -> None:
-    with socket.socket() as bound:
-        bound.bind(("0.0.0.0", 0))
-        port = bound.getsockname()[1]
-        assert not processes.is_listening(port)
-        assert not processes.is_free(port)
 
 
 def test_a_host_is_the_same_after_a_restart_and_in_another_network_namespace() -> None:
