@@ -7,7 +7,7 @@ short_description: Start the ranks of an attempt in the background
 description:
   - >-
     Starts the supervisors of the ranks that M(tensorflow_ansible.cluster.gang_stage) has made
-    ready, each with one command. A supervisor starts the script and moves into the background, so
+    ready, with one command for each machine. A supervisor starts the script and moves into the background, so
     the task ends as soon as all supervisors work.
   - >-
     M(ansible.builtin.command) with C(async) and C(poll: 0) would take 0.2 to 1 s more, and would
@@ -17,6 +17,12 @@ options:
     description: The inventory hosts of the attempt.
     type: list
     elements: str
+    required: true
+  beside:
+    description: >-
+      All names of each host's machine in the play, see
+      M(tensorflow_ansible.cluster.gang_variables).
+    type: dict
     required: true
   registered:
     description: >-
@@ -35,6 +41,7 @@ EXAMPLES = r"""
 - name: Start the ranks of an attempt in the background
   tensorflow_ansible.cluster.gang_start:
     hosts: '{{ gang.hosts }}'
+    beside: '{{ variables.beside }}'
     registered: staged
   run_once: true
 """

@@ -15,6 +15,7 @@ from ansible.errors import AnsibleConnectionFailure, AnsibleError
 
 from train.gang import (
     connections,
+    host_programs,
     leasing,
     login_check,
     login_failures,
@@ -32,8 +33,10 @@ from train.host import rank_files
 #: Maximum size in bytes of an archive that is sent with the call. A larger one is copied to the
 #: machine first, which takes four more commands.
 _SENT = 512 << 10
-#: Maximum number of supervisors that are started at once.
+#: Maximum number of commands at once.
 _AT_ONCE = 100
+#: Maximum number of supervisors that one command starts, whose length the kernel limits.
+_IN_COMMAND = 100
 #: Options of ``gang_stage`` that are the same for all hosts, and parts of a host's result.
 _SHARED = ("manifest", "readable_by", "force")
 _STAGED = ("rank", "overtaken", "stopped")
@@ -122,33 +125,72 @@ def start(play: connections.Play, args: Args) -> dict[str, object]:
     """
     staged = {host: play.registered(host, args["registered"])["rank"] for host in args["hosts"]}
 
-    def start_one(host: str) -> Returned:
+    def start_some(hosts: list[str]) -> dict[str, Returned]:
         try:
-            action = play.action_of(host, "start")
+            action = play.action_of(hosts[0], "start")
+            ranks = {host: staged[host] for host in hosts}
             try:
-                return _start(action, play.environment_of(host), staged[host])
+                return _start(action, play.environment_of(hosts[0]), ranks)
             except AnsibleConnectionFailure as error:
                 failed = login_check.explain(str(error), action._connection)
-                return {"started": False, "unreachable": True, "msg": failed.text}
-        except Exception as error:  # the watch reports the rank and stops the gang
-            return {"started": False, "msg": str(error) or repr(error)}
+                lost: Returned = {"started": False, "unreachable": True, "msg": failed.text}
+                return dict.fromkeys(hosts, lost)
+        except Exception as error:  # the watch reports the ranks and stops the gang
+            failed_start: Returned = {"started": False, "msg": str(error) or repr(error)}
+            return dict.fromkeys(hosts, failed_start)
 
     connections.allow_many_connections()
-    with ThreadPoolExecutor(min(_AT_ONCE, len(staged))) as pool:
-        found = dict(zip(staged, pool.map(start_one, staged), strict=True))
-    return {"changed": True, "hosts": found}
+    groups = _together(play, staged, args["beside"])
+    with ThreadPoolExecutor(min(_AT_ONCE, len(groups))) as pool:
+        found = {host: one for some in pool.map(start_some, groups) for host, one in some.items()}
+    return {"changed": True, "hosts": {host: found[host] for host in staged}}
 
 
-def _start(action: Any, environment: str, rank: Mapping[str, Any]) -> Returned:
-    words = [rank["host_python"], "-S", "-E", "-m", "train.host.supervisor", rank["rank_dir"]]
-    done = action._low_level_execute_command(
-        f"{environment} {shlex.join(words)} 2>&1",
-        chdir=shlex.quote(f"{rank['rank_dir']}/{rank_files.LAUNCHER_DIR}"),
-    )
-    if done["rc"] == 0:
-        return {"started": True}
-    said = str(done["stdout"] or done["stderr"]).strip()
-    return {"started": False, "msg": f"the supervisor did not start: {said}"}
+def _together(
+    play: connections.Play, staged: Mapping[str, Mapping[str, Any]], beside: Mapping[str, list[str]]
+) -> list[list[str]]:
+    """Return groups of inventory hosts whose supervisors one command can start.
+
+    They have the same machine, connection, interpreter and environment.
+    """
+    groups: dict[tuple[object, ...], list[str]] = {}
+    for host, rank in staged.items():
+        names, key = beside.get(host, [host]), (host, "")
+        if len(names) > 1:
+            # A host that cannot be connected is reported later, by its own command.
+            with contextlib.suppress(AnsibleError, UserError):
+                play.action_of(host, "start")
+                same = play.values(host, *play.names_of_connection_settings(host))
+                same |= {"program": [rank["host_python"], play.environment_of(host)]}
+                key = (names[0], json.dumps(same, sort_keys=True, default=str))
+        groups.setdefault(key, []).append(host)
+    return [
+        hosts[first : first + _IN_COMMAND]
+        for hosts in groups.values()
+        for first in range(0, len(hosts), _IN_COMMAND)
+    ]
+
+
+def _start(
+    action: Any, environment: str, ranks: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Returned]:
+    """Start the supervisors of ranks by inventory host, with one command."""
+    first, *_ = ranks.values()
+    folders = [rank["rank_dir"] for rank in ranks.values()]
+    launcher_dir = shlex.quote(f"{folders[0]}/{rank_files.LAUNCHER_DIR}")
+    words = [first["host_python"], "-S", "-E", "-m", "train.host.supervisor", *folders]
+    answer = host_programs.ask(action, f"cd {launcher_dir} && {environment} {shlex.join(words)}")
+    failed = answer.value
+    if failed is None:
+        failed = dict.fromkeys(folders, answer.text or f"exit code {answer.code}, no output")
+
+    def result_of(folder: str) -> Returned:
+        if folder not in failed:
+            return {"started": True}
+        why = reports.bounded(str(failed[folder]))
+        return {"started": False, "msg": f"the supervisor did not start: {why}"}
+
+    return {host: result_of(rank["rank_dir"]) for host, rank in ranks.items()}
 
 
 def unstage(play: connections.Play, args: Args) -> dict[str, object]:

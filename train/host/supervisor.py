@@ -1,17 +1,19 @@
 """The rank supervisor: runs one rank's script and keeps its ``state.json`` up to date.
 
-    cd RANK_DIR/launcher && python3 -S -E -m train.host.supervisor RANK_DIR
+    cd RANK_DIR/launcher && python3 -S -E -m train.host.supervisor RANK_DIR [RANK_DIR ...]
 
 It enforces the deadlines, and ends the script (SIGTERM, grace period, SIGKILL) with all of its
 descendants, whose subreaper it is. If the supervisor is killed or fails, its parent, the watchdog,
-inherits and ends them. The command returns as soon as the supervisor, in a separate session, has
-noted its start. The exit code is 0, or 1 after an error, which is printed.
+inherits and ends them. The command starts a supervisor for each rank of a machine, in a separate
+session, and returns as soon as all have noted their starts. It prints the folders of those that
+failed, with the reasons, as a JSON object. The exit code is then 1, otherwise 0.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import platform
 import re
@@ -21,7 +23,7 @@ import subprocess
 import sys
 import time
 import traceback
-from typing import Any, Callable, Dict, Optional, Set, Tuple, cast
+from typing import Any, Callable, Dict, Optional, Sequence, Set, Tuple, cast
 
 from . import (
     console,
@@ -64,6 +66,8 @@ _LARGE = 0.05
 _RESERVE = 65_536
 #: Size in bytes at which the supervisor's own log is emptied.
 _LOG_LIMIT = 1_048_576
+#: Maximum length of the reason why a supervisor failed, in characters.
+_PROBLEM = 2000
 #: Seconds of steps without a contact before that is reported.
 _ALONE = 10.0
 #: A variable in an argument.
@@ -656,14 +660,18 @@ def _watch_over(supervisor: Supervisor, pid: int) -> None:
         ranks.write_state(rank_dir, {**last, "ended_at": round(time.time(), 3), "exit_code": None})
 
 
-def main(rank_dir: str) -> int:
-    """Start the watchdog and supervisor of a rank in the background; return the exit code."""
-    path = os.path.join(rank_dir, rank_files.SUPERVISOR_LOG_FILE)
+def start(rank_dir: str) -> int:
+    """Start the watchdog and supervisor of a rank in the background.
+
+    Return a descriptor to read, which ends when the rank's state is on the disk, or the supervisor
+    has failed. Raise OSError if the rank's folder cannot be used.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    log = os.open(os.path.join(rank_dir, rank_files.SUPERVISOR_LOG_FILE), flags, 0o644)
     reader, writer = os.pipe()
     if os.fork() == 0:
         os.setsid()
         null = os.open(os.devnull, os.O_RDWR)
-        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         for target, source in ((0, null), (1, log), (2, log)):
             os.dup2(source, target)
         signal.pthread_sigmask(signal.SIG_BLOCK, _WAKING)
@@ -676,13 +684,37 @@ def main(rank_dir: str) -> int:
         _watch_over(supervisor, pid)
         os._exit(0)
     os.close(writer)
-    os.read(reader, 1)  # returns when the other end is closed, explicitly or at exit
+    os.close(log)
+    return reader
+
+
+def _problem(rank_dir: str) -> str:
+    """Return why a supervisor that was started does not work, or an empty string."""
     if os.path.exists(os.path.join(rank_dir, rank_files.STATE_FILE)):
-        return 0
-    with open(path, encoding="utf-8", errors="replace") as stream:
-        print(stream.read().strip() or "the supervisor exited immediately", file=sys.stderr)
-    return 1
+        return ""
+    path = os.path.join(rank_dir, rank_files.SUPERVISOR_LOG_FILE)
+    text = ""
+    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as stream:
+        text = stream.read().strip()
+    return text[-_PROBLEM:] or "the supervisor exited immediately"
+
+
+def main(rank_dirs: Sequence[str]) -> int:
+    """Start the supervisors of ranks in the background; print those that failed as JSON."""
+    started, problems = {}, {}
+    for rank_dir in rank_dirs:
+        try:
+            started[rank_dir] = start(rank_dir)
+        except OSError as error:
+            problems[rank_dir] = str(error)
+    for rank_dir, reader in started.items():
+        os.read(reader, 1)  # returns when the other end is closed, explicitly or at exit
+        problem = _problem(rank_dir)
+        if problem:
+            problems[rank_dir] = problem
+    print(json.dumps(problems))
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(os.path.abspath(sys.argv[1])))
+    sys.exit(main([os.path.abspath(rank_dir) for rank_dir in sys.argv[1:]]))

@@ -312,3 +312,28 @@ def test_processes_that_are_at_work_when_their_script_ends(tmp_path: Path) -> No
         *("daemon", "computes", "writes")
     }
     assert states["daemon"]["at_work"][0].endswith("script-0.py")
+
+
+def test_one_command_starts_several_ranks_although_one_fails(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import os\nprint(os.environ['TRAIN_RANK_DIR'], flush=True)\n")
+    working = [bare_ranks.stage(tmp_path, f"worker-{index}", script) for index in range(3)]
+    broken = bare_ranks.stage(tmp_path, "worker-3", script)
+    (broken / rank_files.RANK_FILE).unlink()
+    missing = tmp_path / "jobs/bare/worker-4"
+    done = subprocess.run(
+        [sys.executable, "-m", "train.host.supervisor", *map(str, (missing, broken, *working))],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    problems = json.loads(done.stdout)
+    assert {*problems} == {str(missing), str(broken)}
+    assert "No such file" in problems[str(missing)]
+    assert "rank.json does not exist" in problems[str(broken)]
+    assert (done.returncode, done.stderr) == (1, "")
+    for rank_dir in working:
+        assert bare_ranks.end(rank_dir)["phase"] == records.COMPLETED
+        assert (rank_dir / rank_files.LOG_FILE).read_text() == f"{rank_dir}\n"

@@ -61,11 +61,12 @@ class Staging:
         self.archive.write_bytes(b"x" * size)
         self.calls: list[Any] = []
         self.copies: list[tuple[str, str]] = []
-        self.commands: list[tuple[str, str]] = []
+        self.commands: list[str] = []
         self.hosts, self.host = ["a", "b", "c"], "a"
 
     def values(self, host: str, *names: str) -> dict[str, Any]:
-        return {names[0]: {"root": f"/{host}", "spec": json.dumps({"host": host})}}
+        options: Any = {"root": f"/{host}", "spec": json.dumps({"host": host})}
+        return dict.fromkeys(names, options)
 
     def names_of_connection_settings(self, host: str) -> list[str]:
         return []
@@ -83,17 +84,20 @@ class Staging:
         return {"rank": {"host_python": "/usr/bin/python3", "rank_dir": f"/jobs/x/{host} 1"}}
 
     def action_of(self, host: str, purpose: str) -> Any:
-        def execute(command: str, chdir: str) -> dict[str, Any]:
-            self.commands.append((command.strip(), chdir))
+        def execute(command: str, **_: object) -> dict[str, Any]:
+            begin, _, command = command.partition("; ")
+            self.commands.append(command)
             if host == "c":
                 raise AnsibleConnectionFailure("Connection refused")
-            return {"rc": int(host == "b"), "stdout": "no module" if host == "b" else ""}
+            failed = {"/jobs/x/b 1": "no module"} if "b 1" in command else {}
+            printed = f"{begin.split()[1]}\n{json.dumps(failed)}"
+            return {"rc": int(bool(failed)), "stdout": printed, "stderr": ""}
 
         join = SimpleNamespace(join_path=lambda *parts: "/".join(parts))
         return SimpleNamespace(
             host=host,
             _connection=SimpleNamespace(
-                _shell=join, transport="ssh", get_option={"host": host}.__getitem__
+                _shell=join, become=None, transport="ssh", get_option={"host": host}.__getitem__
             ),
             _low_level_execute_command=execute,
             _make_tmp_path=lambda: f"/tmp/{host}",
@@ -149,13 +153,17 @@ def test_a_large_archive_is_copied_once_to_each_machine_and_removed(
 
 def test_a_supervisor_that_does_not_start_prevents_no_other(tmp_path: Path) -> None:
     play: Any = Staging(tmp_path, size=1)
-    done: Any = starting.start(play, {"hosts": play.hosts, "registered": "rank"})
+    beside = {"a": ["a", "b"], "b": ["a", "b"], "c": ["c"]}
+    args = {"hosts": play.hosts, "registered": "rank", "beside": beside}
+    done: Any = starting.start(play, args)
     assert done["hosts"]["a"] == {"started": True}
     assert done["hosts"]["b"]["msg"] == "the supervisor did not start: no module"
     assert done["hosts"]["c"]["unreachable"]
     assert done["hosts"]["c"]["msg"].startswith(login_failures.KINDS["refused"].sentence)
-    words = "SCRATCH=/data /usr/bin/python3 -S -E -m train.host.supervisor '/jobs/x/a 1' 2>&1"
-    assert (words, "'/jobs/x/a 1/launcher'") in play.commands
+    python = "SCRATCH=/data /usr/bin/python3 -S -E -m train.host.supervisor"
+    words = f"cd '/jobs/x/a 1/launcher' && {python} '/jobs/x/a 1' '/jobs/x/b 1'"
+    assert words in play.commands
+    assert len(play.commands) == 2  # one for each machine
 
 
 def test_an_attempt_that_cannot_start_is_withdrawn_on_all_hosts(run_dir: Path) -> None:

@@ -68,9 +68,11 @@ def test_all_of_many_listening_sockets_are_listed() -> None:
 
 
 def test_a_connection_is_no_listener() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        with socket.create_connection(server.getsockname()) as client:
-            assert not ports.is_listening(client.getsockname()[1])
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as client,
+    ):
+        assert not ports.is_listening(client.getsockname()[1])
 
 
 @pytest.mark.parametrize("message", [b"", ports._HEADER.pack(16, 2, 0, 1, 0), b"short"])
@@ -80,6 +82,8 @@ def test_without_a_list_from_netlink_that_of_proc_is_used(
     kernel = mock.MagicMock()
     kernel.__enter__.return_value.recv.return_value = message
     monkeypatch.undo()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        with mock.patch.object(ports.socket, "socket", return_value=kernel):
-            assert ports.is_listening(server.getsockname()[1])
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        mock.patch.object(socket, "socket", return_value=kernel),
+    ):
+        assert ports.is_listening(server.getsockname()[1])
