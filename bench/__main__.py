@@ -165,7 +165,7 @@ _ALL = (
     *(prediction, faults, stops, commands, scale, remote),
 )
 #: Measurements that take long, need the right to change the network, or overload a small machine.
-_NOT_BY_DEFAULT = {"commands", "exchange", "prediction", "scale"}
+_NOT_BY_DEFAULT = {"commands", "exchange", "prediction", "remote", "scale"}
 MEASUREMENTS = {measurement.__name__: measurement for measurement in _ALL}
 
 

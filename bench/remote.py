@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
+from typing import IO
 
 from bench.ranks import in_turns, print_header, print_row, scratch, spread, training
 from tests.support.lab import REPOSITORY, Lab, free_port, tensorflow_testbed
@@ -61,18 +62,16 @@ class _Gang:
     def by_loop(self) -> float:
         """Copy the code to each host and start each rank over ssh, all in the background."""
         folder = f"loop-{time.time_ns()}"
-        copies = [
-            self._ssh(host.address, f"mkdir {folder} && tar -xzC {folder}", stdin=subprocess.PIPE)
-            for host in self.bed.hosts
-        ]
-        code = subprocess.run(
-            ["tar", "-cz", "--exclude=__pycache__", *CODE],
-            cwd=REPOSITORY,
-            stdout=subprocess.PIPE,
-            check=True,
-        ).stdout
-        for copy in copies:
-            copy.communicate(code)
+        code = self.folder / f"{folder}.tgz"
+        words = ["tar", "-czf", str(code), "--exclude=__pycache__", *CODE]
+        subprocess.run(words, cwd=REPOSITORY, check=True)
+        copies = []
+        for host in self.bed.hosts:
+            with code.open("rb") as stream:
+                command = f"mkdir {folder} && tar -xzC {folder}"
+                copies.append(self._ssh(host.address, command, stream))
+        if any(copy.wait() for copy in copies):
+            raise RuntimeError("the code could not be copied")
         members = [
             f"{host.address}:{port}" for host, port in zip(self._hosts, self._ports, strict=True)
         ]
@@ -100,7 +99,7 @@ class _Gang:
         return _first_step(fetched.parent.parent, folder)
 
     def _ssh(
-        self, address: str, command: str, stdin: int = subprocess.DEVNULL
+        self, address: str, command: str, stdin: int | IO[bytes] = subprocess.DEVNULL
     ) -> subprocess.Popen[bytes]:
         words = [
             *("ssh", "-i", str(self.bed.directory / "id_ed25519"), "-o", "IdentitiesOnly=yes"),

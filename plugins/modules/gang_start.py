@@ -7,8 +7,8 @@ short_description: Start the ranks of an attempt in the background
 description:
   - >-
     Starts the supervisors of the ranks that M(tensorflow_ansible.cluster.gang_stage) has made
-    ready, with one command for each machine. A supervisor starts the script and moves into the background, so
-    the task ends as soon as all supervisors work.
+    ready, with one command for each machine. A supervisor starts the script and moves into the
+    background, so the task ends as soon as all supervisors work.
   - >-
     M(ansible.builtin.command) with C(async) and C(poll: 0) would take 0.2 to 1 s more, and would
     not report a supervisor that did not start.

@@ -157,12 +157,13 @@ def _together(
     for host, rank in staged.items():
         names, key = beside.get(host, [host]), (host, "")
         if len(names) > 1:
-            # A host that cannot be connected is reported later, by its own command.
-            with contextlib.suppress(AnsibleError, UserError):
+            # If that fails, the separate command of this host fails, and reports it.
+            with contextlib.suppress(Exception):
                 play.action_of(host, "start")
                 same = play.values(host, *play.names_of_connection_settings(host))
                 same |= {"program": [rank["host_python"], play.environment_of(host)]}
-                key = (names[0], json.dumps(same, sort_keys=True, default=str))
+                if isinstance(rank["rank_dir"], str):
+                    key = (names[0], json.dumps(same, sort_keys=True, default=str))
         groups.setdefault(key, []).append(host)
     return [
         hosts[first : first + _IN_COMMAND]
@@ -180,8 +181,8 @@ def _start(
     launcher_dir = shlex.quote(f"{folders[0]}/{rank_files.LAUNCHER_DIR}")
     words = [first["host_python"], "-S", "-E", "-m", "train.host.supervisor", *folders]
     answer = host_programs.ask(action, f"cd {launcher_dir} && {environment} {shlex.join(words)}")
-    failed = answer.value
-    if failed is None:
+    failed = (answer.value or {}) if answer.code else {}
+    if answer.code and not failed:
         failed = dict.fromkeys(folders, answer.text or f"exit code {answer.code}, no output")
 
     def result_of(folder: str) -> Returned:

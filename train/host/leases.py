@@ -358,7 +358,8 @@ def _keep(folder: str, name: str, descriptor: int, seconds: float) -> None:
         pid = os.fork()
         if pid == 0:
             _hold(descriptor, seconds)
-        os.waitpid(pid, 0)
+        if os.waitpid(pid, 0)[1]:
+            raise OSError("no further process can be started")
     except OSError as error:
         with contextlib.suppress(OSError):
             os.unlink(os.path.join(folder, name))
@@ -370,26 +371,26 @@ def _keep(folder: str, name: str, descriptor: int, seconds: float) -> None:
 def _hold(descriptor: int, seconds: float) -> NoReturn:
     """Hold a lock in a new process in the background, and end this one.
 
-    A fork takes a tenth of the time of a new interpreter, which counts with many ranks.
+    The exit code is 1 if that is not possible. A fork takes a tenth of the time of a new
+    interpreter, which counts with many ranks.
     """
     try:
-        if os.fork():
-            os._exit(0)
         os.setsid()
         os.chdir("/")
         null = os.open(os.devnull, os.O_RDWR)
+        for number in (0, 1, 2):  # the caller's caller waits until they are closed
+            os.dup2(null, number)
         for number in map(int, os.listdir("/proc/self/fd")):
-            # The caller's caller waits until its output is closed.
-            if number <= 2:
-                os.dup2(null, number)
-            elif number != descriptor:
-                with contextlib.suppress(OSError):  # the folder itself
+            if number > 2 and number != descriptor:
+                with contextlib.suppress(OSError):  # the listed folder itself
                     os.close(number)
+        if os.fork():
+            os._exit(0)
         end = time.monotonic() + seconds
         while os.fstat(descriptor).st_nlink and time.monotonic() < end:
             time.sleep(_HOLD_S)
     finally:
-        os._exit(0)
+        os._exit(1)
 
 
 def _remove(folder: int, entry: Entry) -> None:

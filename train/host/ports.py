@@ -27,6 +27,8 @@ _REQUEST = struct.Struct("=BBBBI48x")
 #: Parts of struct inet_diag_msg: the port after family, state, timer and retransmissions, and the
 #: inode, which is the last field.
 _PORT, _INODE = struct.Struct("!4xH"), struct.Struct("=68xI")
+#: The error code at the beginning of a last message, which is negative.
+_CODE = struct.Struct("=i")
 #: Bytes to receive at once, and seconds to wait for them.
 _BUFFER, _ANSWER_S = 65_536, 1.0
 
@@ -56,11 +58,11 @@ def _from_netlink(family: int) -> Iterator[Tuple[int, int]]:
                 raise OSError("the kernel's answer is incomplete")
             while messages:
                 length, kind, *_ = _HEADER.unpack_from(messages)
-                if kind == _DONE:
-                    return
-                if kind == _ERROR or length < _HEADER.size:
-                    raise OSError("the kernel does not list its sockets")
                 message = messages[_HEADER.size : length]
+                if kind == _DONE and _CODE.unpack_from(message)[0] >= 0:
+                    return
+                if kind in (_DONE, _ERROR) or length < _HEADER.size:
+                    raise OSError("the kernel does not list its sockets")
                 yield _PORT.unpack_from(message)[0], _INODE.unpack_from(message)[0]
                 messages = messages[(length + 3) & ~3 :]  # messages are aligned to four bytes
 

@@ -4,9 +4,12 @@
 
 It enforces the deadlines, and ends the script (SIGTERM, grace period, SIGKILL) with all of its
 descendants, whose subreaper it is. If the supervisor is killed or fails, its parent, the watchdog,
-inherits and ends them. The command starts a supervisor for each rank of a machine, in a separate
-session, and returns as soon as all have noted their starts. It prints the folders of those that
-failed, with the reasons, as a JSON object. The exit code is then 1, otherwise 0.
+inherits and ends them.
+
+The command starts a supervisor for each rank of a machine, in a separate session, all with the
+programs in the first rank's folder. It returns as soon as all of them have noted their starts, and
+prints the folders of those that failed, with the reasons, as a JSON object. The exit code is then
+1, otherwise 0.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ import subprocess
 import sys
 import time
 import traceback
-from typing import Any, Callable, Dict, Optional, Sequence, Set, Tuple, cast
+from typing import Any, Callable, Dict, NoReturn, Optional, Sequence, Set, Tuple, cast
 
 from . import (
     console,
@@ -660,16 +663,25 @@ def _watch_over(supervisor: Supervisor, pid: int) -> None:
         ranks.write_state(rank_dir, {**last, "ended_at": round(time.time(), 3), "exit_code": None})
 
 
-def start(rank_dir: str) -> int:
+def start(rank_dir: str, reader: int, writer: int) -> None:
     """Start the watchdog and supervisor of a rank in the background.
 
-    Return a descriptor to read, which ends when the rank's state is on the disk, or the supervisor
-    has failed. Raise OSError if the rank's folder cannot be used.
+    They close ``writer``, the end of a pipe, when the rank's state is on the disk, or when they
+    have failed. Raise OSError if the rank's folder cannot be used or no process can be started.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     log = os.open(os.path.join(rank_dir, rank_files.SUPERVISOR_LOG_FILE), flags, 0o644)
-    reader, writer = os.pipe()
-    if os.fork() == 0:
+    try:
+        if os.fork() == 0:
+            os.close(reader)
+            _run_in_background(rank_dir, log, writer)
+    finally:
+        os.close(log)
+
+
+def _run_in_background(rank_dir: str, log: int, writer: int) -> NoReturn:
+    """Run the watchdog and, as its child, the supervisor of a rank. Never returns."""
+    try:
         os.setsid()
         null = os.open(os.devnull, os.O_RDWR)
         for target, source in ((0, null), (1, log), (2, log)):
@@ -682,10 +694,12 @@ def start(rank_dir: str) -> int:
             _supervise(supervisor, lambda: os.close(writer))
         os.close(writer)
         _watch_over(supervisor, pid)
-        os._exit(0)
-    os.close(writer)
-    os.close(log)
-    return reader
+    except SystemExit as error:
+        plain_text.note(str(error))
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(0)  # the state shows whether the rank has started
 
 
 def _problem(rank_dir: str) -> str:
@@ -701,15 +715,17 @@ def _problem(rank_dir: str) -> str:
 
 def main(rank_dirs: Sequence[str]) -> int:
     """Start the supervisors of ranks in the background; print those that failed as JSON."""
-    started, problems = {}, {}
+    problems = {}
+    reader, writer = os.pipe()
     for rank_dir in rank_dirs:
         try:
-            started[rank_dir] = start(rank_dir)
+            start(rank_dir, reader, writer)
         except OSError as error:
             problems[rank_dir] = str(error)
-    for rank_dir, reader in started.items():
-        os.read(reader, 1)  # returns when the other end is closed, explicitly or at exit
-        problem = _problem(rank_dir)
+    os.close(writer)
+    os.read(reader, 1)  # returns when all have closed the other end, explicitly or at exit
+    for rank_dir in rank_dirs:
+        problem = problems.get(rank_dir) or _problem(rank_dir)
         if problem:
             problems[rank_dir] = problem
     print(json.dumps(problems))

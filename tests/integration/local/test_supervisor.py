@@ -314,15 +314,19 @@ def test_processes_that_are_at_work_when_their_script_ends(tmp_path: Path) -> No
     assert states["daemon"]["at_work"][0].endswith("script-0.py")
 
 
-def test_one_command_starts_several_ranks_although_one_fails(tmp_path: Path) -> None:
+def test_one_command_starts_each_rank_once_although_others_fail(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import os\nprint(os.environ['TRAIN_RANK_DIR'], flush=True)\n")
-    working = [bare_ranks.stage(tmp_path, f"worker-{index}", script) for index in range(3)]
-    broken = bare_ranks.stage(tmp_path, "worker-3", script)
+    linked, broken, *working = [
+        bare_ranks.stage(tmp_path, f"worker-{index}", script) for index in range(5)
+    ]
+    missing = tmp_path / "jobs/bare/worker-5"
     (broken / rank_files.RANK_FILE).unlink()
-    missing = tmp_path / "jobs/bare/worker-4"
+    (linked / rank_files.RANK_FILE).rename(linked / "elsewhere.json")
+    (linked / rank_files.RANK_FILE).symlink_to("elsewhere.json")  # links are not followed
     done = subprocess.run(
-        [sys.executable, "-m", "train.host.supervisor", *map(str, (missing, broken, *working))],
+        [sys.executable, "-m", "train.host.supervisor", *map(str, (missing, linked, broken))]
+        + [str(rank_dir) for rank_dir in working],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
@@ -330,8 +334,9 @@ def test_one_command_starts_several_ranks_although_one_fails(tmp_path: Path) -> 
         check=False,
     )
     problems = json.loads(done.stdout)
-    assert {*problems} == {str(missing), str(broken)}
+    assert {*problems} == {str(missing), str(linked), str(broken)}
     assert "No such file" in problems[str(missing)]
+    assert "symbolic links" in problems[str(linked)]
     assert "rank.json does not exist" in problems[str(broken)]
     assert (done.returncode, done.stderr) == (1, "")
     for rank_dir in working:

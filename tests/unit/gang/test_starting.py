@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -62,26 +63,31 @@ class Staging:
         self.calls: list[Any] = []
         self.copies: list[tuple[str, str]] = []
         self.commands: list[str] = []
+        self.settings: dict[str, str] = {}
+        self.environments: dict[str, str] = {}
+        self.ranks: dict[str, Any] = {}
         self.hosts, self.host = ["a", "b", "c"], "a"
 
     def values(self, host: str, *names: str) -> dict[str, Any]:
-        options: Any = {"root": f"/{host}", "spec": json.dumps({"host": host})}
-        return dict.fromkeys(names, options)
+        if not names or names[0] in self.settings:
+            return {name: self.settings[name] for name in names}
+        return {names[0]: {"root": f"/{host}", "spec": json.dumps({"host": host})}}
 
     def names_of_connection_settings(self, host: str) -> list[str]:
-        return []
+        return [f"ansible_become_user of {host}"] if self.settings else []
 
     def environment(self, host: str) -> dict[str, str]:
         return {"TOKEN": f"secret of {host}"}
 
     def environment_of(self, host: str) -> str:
-        return "SCRATCH=/data"
+        return self.environments.get(host, "SCRATCH=/data")
 
     def interpreter_of(self, host: str) -> str:
         return "python3"
 
     def registered(self, host: str, name: str) -> Any:
-        return {"rank": {"host_python": "/usr/bin/python3", "rank_dir": f"/jobs/x/{host} 1"}}
+        rank = {"host_python": "/usr/bin/python3", "rank_dir": f"/jobs/x/{host} 1"}
+        return {"rank": self.ranks.get(host, rank)}
 
     def action_of(self, host: str, purpose: str) -> Any:
         def execute(command: str, **_: object) -> dict[str, Any]:
@@ -112,8 +118,7 @@ class Staging:
             return machine.each({"rank": {"attempt": 1}})
 
         monkeypatch.setattr(machine_calls, "call", call)
-        beside = {"a": ["a", "b"], "b": ["a", "b"], "c": ["c"]}
-        about: dict[str, Any] = {"hosts": self.hosts, "options": "my_rank", "beside": beside}
+        about: dict[str, Any] = {"hosts": self.hosts, "options": "my_rank", "beside": BESIDE}
         about |= {"archive": str(self.archive), "readable_by": "owner", "force": False}
         about["manifest"] = "{}"
         return starting.stage(self, about)  # type: ignore[arg-type]
@@ -153,9 +158,7 @@ def test_a_large_archive_is_copied_once_to_each_machine_and_removed(
 
 def test_a_supervisor_that_does_not_start_prevents_no_other(tmp_path: Path) -> None:
     play: Any = Staging(tmp_path, size=1)
-    beside = {"a": ["a", "b"], "b": ["a", "b"], "c": ["c"]}
-    args = {"hosts": play.hosts, "registered": "rank", "beside": beside}
-    done: Any = starting.start(play, args)
+    done: Any = starting.start(play, {"hosts": play.hosts, "registered": "rank", "beside": BESIDE})
     assert done["hosts"]["a"] == {"started": True}
     assert done["hosts"]["b"]["msg"] == "the supervisor did not start: no module"
     assert done["hosts"]["c"]["unreachable"]
@@ -164,6 +167,49 @@ def test_a_supervisor_that_does_not_start_prevents_no_other(tmp_path: Path) -> N
     words = f"cd '/jobs/x/a 1/launcher' && {python} '/jobs/x/a 1' '/jobs/x/b 1'"
     assert words in play.commands
     assert len(play.commands) == 2  # one for each machine
+
+
+BESIDE = {"a": ["a", "b"], "b": ["a", "b"], "c": ["c"]}
+PYTHON = "/usr/bin/python3"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"environments": {"b": "SCRATCH=/other"}},
+        {"ranks": {"b": {"host_python": "/opt/python3", "rank_dir": "/jobs/x/b 1"}}},
+        {"ranks": {"b": {"rank_dir": "/jobs/x/b 1"}}},
+        {"ranks": {"b": {"host_python": PYTHON, "rank_dir": 7}}},
+        {
+            "settings": {
+                "ansible_become_user of a": "one",
+                "ansible_become_user of b": "other",
+                "ansible_become_user of c": "one",
+            }
+        },
+    ],
+)
+def test_ranks_of_a_machine_that_differ_are_started_separately(
+    given: dict[str, Any], tmp_path: Path
+) -> None:
+    play: Any = Staging(tmp_path, size=1)
+    vars(play).update(given)
+    done: Any = starting.start(play, {"hosts": play.hosts, "registered": "rank", "beside": BESIDE})
+    assert done["hosts"]["a"] == {"started": True}
+    assert not done["hosts"]["b"]["started"]
+    assert not any("/a 1" in command and "/b 1" in command for command in play.commands)
+
+
+def test_one_command_starts_a_limited_number_of_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(starting, "_IN_COMMAND", 2)
+    play: Any = Staging(tmp_path, size=1)
+    play.hosts = [f"h{number}" for number in range(5)]
+    beside = dict.fromkeys(play.hosts, play.hosts)
+    done: Any = starting.start(play, {"hosts": play.hosts, "registered": "rank", "beside": beside})
+    assert all(result == {"started": True} for result in done["hosts"].values())
+    assert [len(re.findall(r"h\d 1'", command)) for command in sorted(play.commands)] == [2, 2, 1]
 
 
 def test_an_attempt_that_cannot_start_is_withdrawn_on_all_hosts(run_dir: Path) -> None:

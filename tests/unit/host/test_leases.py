@@ -728,3 +728,25 @@ def test_a_stop_holds_for_the_rank_that_waited_and_not_for_another_start(folder:
     assert leases.answer({**request, "do": "queue"}) == {"blockers": []}
     leases.take(here, PORT, one)
     leases.give_back(here, one)
+
+
+def test_without_a_process_that_holds_it_nothing_is_leased(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forks = iter([os.fork])
+
+    def fork() -> int:
+        for real in forks:
+            return real()
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(os, "fork", fork)
+    with pytest.raises(leases.LeaseError, match="no further process can be started"):
+        leases.take(str(folder), GPU, holder("a"))
+    with pytest.raises(leases.LeaseError, match="temporarily unavailable"):
+        leases.take(str(folder), GPU, holder("a"))
+    monkeypatch.undo()
+    assert jobs(folder) == []
+    assert [*folder.iterdir()] == []
+    leases.take(str(folder), GPU, holder("a"))
+    assert jobs(folder) == ["a"]
