@@ -20,7 +20,7 @@ from train.gang import REPOSITORY, ansible_core
 
 def test_options_are_those_of_the_documentation() -> None:
     options = ansible_core.documented_options(REPOSITORY / "plugins/modules/gang_start.py")
-    assert [*options] == ["hosts", "registered"]
+    assert [*options] == ["hosts", "beside", "registered"]
     assert options["registered"]["required"] is True
 
 

@@ -63,7 +63,7 @@ def test_a_port_that_is_bound_without_listening_is_not_free() -> None:
 
 
 def test_all_of_many_listening_sockets_are_listed() -> None:
-    """They need several messages. Their ports are not those that other tests get from the kernel."""
+    """The list needs several messages. Other tests do not get these ports from the kernel."""
     wanted = {free_port() for _ in range(300)}
     with contextlib.ExitStack() as stack:
         for port in wanted:
