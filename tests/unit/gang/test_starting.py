@@ -91,7 +91,7 @@ class Staging:
 
     def action_of(self, host: str, purpose: str) -> Any:
         def execute(command: str, **_: object) -> dict[str, Any]:
-            begin, _, command = command.partition("; ")
+            begin, command = command.split("; ", 1)
             self.commands.append(command)
             if host == "c":
                 raise AnsibleConnectionFailure("Connection refused")
