@@ -73,7 +73,7 @@ def test_the_documented_options_are_checked(python: str, tmp_path: Path) -> None
     done = play(python, "-i", "localhost,", "-c", "local", str(play_file))
     assert done.returncode == 2
     said = " ".join(done.stdout.split())
-    assert "gang_start: missing required arguments: registered; has no option rank." in said
+    assert "gang_start: missing required arguments: beside, registered; has no option rank." in said
     assert "include: hosts, registered." in said
 
 
