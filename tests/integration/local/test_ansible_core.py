@@ -74,7 +74,7 @@ def test_the_documented_options_are_checked(python: str, tmp_path: Path) -> None
     assert done.returncode == 2
     said = " ".join(done.stdout.split())
     assert "gang_start: missing required arguments: beside, registered; has no option rank." in said
-    assert "include: hosts, registered." in said
+    assert "include: beside, hosts, registered." in said
 
 
 def test_the_plugin_ssh_is_used(python: str) -> None:
