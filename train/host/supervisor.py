@@ -697,7 +697,7 @@ def _run_in_background(rank_dir: str, log: int, writer: int) -> NoReturn:
     except SystemExit as error:
         plain_text.note(str(error))
     except BaseException:
-        traceback.print_exc()
+        plain_text.note(traceback.format_exc())
     finally:
         os._exit(0)  # the state shows whether the rank has started
 
