@@ -109,6 +109,13 @@ def test_a_job_at_its_time_limit_is_requeued_and_continues(cluster: SlurmCluster
     )
     fields = cluster.wait(job, ENDED, 600)
     assert fields["JobState"] == "COMPLETED", cluster.output(job)
+    # The batch scripts of both starts have ended, with all that they had started.
+    batch = f"job{int(job):05}/slurm_script"
+
+    def left() -> list[str]:
+        return [line for line in cluster.processes() if batch in line]
+
+    wait_until(lambda: not left(), 5, lambda: "\n".join(left()))
     assert "because Slurm has restarted its batch job" in cluster.output(job)
     for log in logs(cluster, job):
         saved = {line.split()[-1] for line in log.splitlines() if line.startswith("saved step")}
