@@ -73,6 +73,22 @@ class Connection(_Core):  # type: ignore[misc]
         with self._session():
             return super().exec_command(*args, **kwargs)
 
+    @contextlib.contextmanager
+    def process(self, command: str) -> Iterator[subprocess.Popen[bytes]]:
+        """Start a command on the host and yield the process of ssh, which the caller must end.
+
+        Its standard input and output are pipes. Raise AnsibleError if the login fails, or if ssh is
+        not set to share logins.
+        """
+        with self._session():
+            if not self._in_session:
+                raise AnsibleError("ssh is not set to share logins")
+            words = self._ssh(self.host, command)
+            # If the login has ended meanwhile, ssh must not ask for a password.
+            words[1:1] = [b"-T", b"-o", b"BatchMode=yes", b"-o", b"ControlMaster=no"]
+            pipe = subprocess.PIPE
+            yield subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+
     def put_file(self, *args: Any, **kwargs: Any) -> Any:
         """Copy a file to the host."""
         with self._session():

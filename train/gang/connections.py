@@ -35,6 +35,7 @@ from train.gang import (
     role_templates,
 )
 from train.gang.errors import UnreachableError, UserError
+from train.gang.host_session import HostSession
 from train.gang.variables import job_variables, script_environment
 from train.host import processes
 
@@ -486,9 +487,16 @@ class Play:
         See host_programs.run. Each ``purpose`` has a separate connection, which runs one command
         at a time.
         """
-        home, rest = ("~/", folder[2:]) if folder.startswith("~/") else ("", folder)
-        command = f"cd {home}{shlex.quote(rest)} && {shlex.join(words)}"
+        command = f"cd {host_programs.word(folder)} && {shlex.join(words)}"
         return host_programs.run(self.action_of(host, purpose), command)
+
+    def session(self, host: str, purpose: str, words: Sequence[str], folder: str) -> HostSession:
+        """Start a program that stays on a host, with ``folder`` as its working directory.
+
+        The connection of this ``purpose`` must not be used by anything else until the session is
+        closed. Raise SessionError if the program cannot be started.
+        """
+        return HostSession(self.action_of(host, purpose), words, host_programs.word(folder))
 
     def login(self, host: str, purpose: str, command: str) -> tuple[str, str]:
         """Run a command that prints a line. Return the rest of the login's output, and that line.

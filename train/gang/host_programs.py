@@ -159,12 +159,12 @@ def interpreter(variables: Mapping[str, Any], template: Callable[[Any], Any]) ->
     setting = functools.partial(constants.config.get_config_value, variables=variables)
     given = str(template(setting("INTERPRETER_PYTHON")) or "").strip()
     if given not in _SEARCHED:
-        return " ".join(map(_word, shlex.split(given)))
-    names = (f"command -v {_word(str(name))}" for name in setting("INTERPRETER_PYTHON_FALLBACK"))
+        return " ".join(map(word, shlex.split(given)))
+    names = (f"command -v {word(str(name))}" for name in setting("INTERPRETER_PYTHON_FALLBACK"))
     return f'"$({" || ".join(names)} || echo {_FALLBACK})"'
 
 
-def _word(path: str) -> str:
+def word(path: str) -> str:
     """Quote a path for a host's shell, which expands the home folder."""
     home, rest = ("~/", path[2:]) if path.startswith("~/") else ("", path)
     return f"{home}{shlex.quote(rest)}"

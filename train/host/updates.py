@@ -1,11 +1,14 @@
 """Waits on a host for updates of its ranks and prints them as one line of JSON.
 
-    python3 -S -E -m train.host.updates CURSORS WAIT INTERVAL
+    python3 -S -E -m train.host.updates [CURSORS WAIT INTERVAL]
 
 CURSORS is a JSON object of cursors (records.Cursor) by rank folder, from the previous answer. WAIT
 is the maximum number of seconds to wait for updates. New lines are collected for INTERVAL seconds
 before they are printed, but a change of phase is reported at once. All files of an answer share its
 maximum size, so that a rank with much output does not delay the others.
+
+Without arguments, it reads them from its standard input, as a line of JSON for each answer. It ends
+at the end of the input, or if there is no request for a minute.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import sys
 import time
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
@@ -26,6 +30,8 @@ _LEAST = 4_096
 #: Bytes of a log's end that are sent before earlier data that is still waiting.
 LAST = 32_768
 _TICK = 0.2
+#: Maximum number of seconds between an answer and the next request.
+_IDLE_S = 60.0
 _FILES = {
     "log": rank_files.LOG_FILE,
     "progress": rank_files.PROGRESS_FILE,
@@ -192,6 +198,26 @@ def wait_for_updates(
     return dict(zip(cursors, updates))
 
 
+def answer_requests() -> None:
+    """Answer the requests on standard input, see the module's docstring."""
+    # A connection that was lost may not end for hours.
+    while select.select([sys.stdin], [], [], _IDLE_S)[0]:
+        line = sys.stdin.readline()
+        if not line:
+            return
+        request = json.loads(line)
+        found = wait_for_updates(request["cursors"], request["wait"], request["interval"])
+        print(json.dumps(found), flush=True)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print updates once, or answer requests; see the module's docstring."""
+    if arguments:
+        cursors, wait, interval = arguments
+        print(json.dumps(wait_for_updates(json.loads(cursors), float(wait), float(interval))))
+    else:
+        answer_requests()
+
+
 if __name__ == "__main__":
-    cursors, wait, interval = sys.argv[1:]
-    print(json.dumps(wait_for_updates(json.loads(cursors), float(wait), float(interval))))
+    main(sys.argv[1:])

@@ -18,7 +18,7 @@ from train.gang.watch.journal import Journal
 from train.gang.watch.missing_hosts import Growth
 from train.gang.watch.notices import Notices
 from train.gang.watch.outcome import GangOutcome, grown
-from train.gang.watch.polling import Limits, Poll, Ranks, holes_of
+from train.gang.watch.polling import Leave, Limits, Poll, Ranks, holes_of, leave_nothing
 from train.gang.watch.reachability import Reachability
 from train.gang.watch.stragglers import Stragglers
 from train.gang.watch.verdict import Verdict
@@ -47,10 +47,11 @@ class FollowedGang(Ranks):
         peers: Peers,
         probe: Probe,
         metrics_dir: str,
+        leave: Leave = leave_nothing,
     ) -> None:
         # Two watches of one job would both append to its logs.
         busy = f"another process is already following this job: see {run_dir / EVENTS_FILE}"
-        super().__init__(targets, run_dir, poll, limits, busy)
+        super().__init__(targets, run_dir, poll, limits, busy, leave)
         self.run_dir, self._say_fetch = run_dir, say
         self._training = views_in_training(self.views)
         self._activity = {view: Activity() for view in self.views}

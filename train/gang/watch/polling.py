@@ -66,6 +66,9 @@ _PLACES: Mapping[reports.FileName, str] = {
 #: failed.
 Poll = Callable[[Target, dict[str, Cursor], float, float], Mapping[str, Any]]
 
+#: Is called with the rank of the last ``Poll`` when its machine will not be asked again.
+Leave = Callable[[Target], None]
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -89,6 +92,10 @@ _UNKNOWN = Cursor(phase="", frozen=False, log=0, progress=0, supervisor=0)
 _T = TypeVar("_T")
 
 
+def leave_nothing(target: Target) -> None:
+    """Do nothing, because nothing stays on a machine between two requests."""
+
+
 class Ranks:
     """Ranks whose hosts are asked for updates. Their logs and progress are stored in ``folder``.
 
@@ -100,10 +107,16 @@ class Ranks:
     longest_backoff = 15.0
 
     def __init__(
-        self, targets: Sequence[Target], folder: Path, poll: Poll, limits: Limits, busy: str
+        self,
+        targets: Sequence[Target],
+        folder: Path,
+        poll: Poll,
+        limits: Limits,
+        busy: str,
+        leave: Leave = leave_nothing,
     ) -> None:
         self.views = [View(target) for target in targets]
-        self._poll, self._limits = poll, limits
+        self._poll, self._leave, self._limits = poll, leave, limits
         self._updates: queue.Queue[tuple[View, Update | Exception, str]] = queue.Queue(_QUEUE)
         self._over = threading.Event()
         for name in ("logs", "progress"):
@@ -185,6 +198,7 @@ class Ranks:
                     del cursors[rank_dir]
                 self._hand_over(view, update, unsaved)
             self._over.wait(pause)
+        self._leave(views[0].target)
 
     def _hand_over(self, view: View, update: Update | Exception, unsaved: str) -> None:
         """Queue an update to be judged after the previous ones."""

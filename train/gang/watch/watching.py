@@ -6,7 +6,6 @@ ranks would not be watched. Therefore one worker process asks all hosts over sep
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
@@ -36,13 +35,12 @@ from train.gang.watch import (
     polling,
     views,
 )
-from train.host import frameworks, json_files, rank_files, records, updates
+from train.gang.watch.rank_hosts import RankHosts
+from train.host import frameworks, json_files, records
 from train.host.records import ABSENT, Update
 
 #: The outcome in the job's folder, from the end of the watch until ``result.json`` is written.
 OUTCOME_FILE = ".outcome.json"
-#: Seconds for a host to connect to all ranks.
-PROBE_TIMEOUT = 3.0
 
 
 def follow_gang(play: connections.Play, args: Args) -> dict[str, object]:
@@ -178,7 +176,7 @@ def _gang(play: connections.Play, args: Args, say: Callable[[str], None]) -> fol
     peers = diagnosis.peers_of(configs[0]["cluster"]) if configs else {}
     limits, folder = _limits(args), args["metrics_dir"]
     return follow.FollowedGang(
-        targets, run_dir, hosts.poll, say, limits, peers, hosts.probe, folder
+        targets, run_dir, hosts.poll, say, limits, peers, hosts.probe, folder, hosts.leave
     )
 
 
@@ -215,7 +213,8 @@ def fetch_logs(play: connections.Play, args: Args) -> dict[str, object]:
         f"another process already writes the logs of a job to {folder}: choose another folder "
         "(train_job_logs_dir)"
     )
-    logs = _Logs(targets, folder, RankHosts(play).poll, _limits(args), busy)
+    hosts = RankHosts(play)
+    logs = _Logs(targets, folder, hosts.poll, _limits(args), busy, hosts.leave)
     return logs.fetch([int(rank["log_from"]) for rank in args["ranks"]], growing)
 
 
@@ -295,29 +294,3 @@ def _target(
         attempt=rank["attempt"],
         job=rank["job"],
     )
-
-
-class RankHosts:
-    """Sends requests to the ranks' hosts over connections of the play."""
-
-    def __init__(self, play: connections.Play) -> None:
-        self._play = play
-
-    def poll(
-        self, target: views.Target, cursors: dict[str, Any], wait: float, interval: float
-    ) -> Mapping[str, object]:
-        """Return updates of the ranks on the machine of ``target``; see train/host/updates.py."""
-        if self._play.is_here(target.host, "updates"):
-            # This machine trains as well: a process for each request would cost one step in fifty.
-            return updates.wait_for_updates(cursors, wait, interval)
-        return self._run(target, "updates", json.dumps(cursors), str(wait), str(interval))
-
-    def probe(self, target: views.Target, peers: diagnosis.Peers) -> Mapping[str, object]:
-        """Return the results of a host's connections to all ranks; see train/host/probe.py."""
-        return self._run(target, "probe", target.rank_dir, json.dumps(peers), str(PROBE_TIMEOUT))
-
-    def _run(self, target: views.Target, program: str, *arguments: str) -> Mapping[str, object]:
-        """Run one of the launcher's programs on a rank's host and return its output."""
-        words = [target.host_python, "-S", "-E", "-m", f"train.host.{program}", *arguments]
-        launcher = f"{target.rank_dir}/{rank_files.LAUNCHER_DIR}"
-        return self._play.run(target.host, program, words, launcher)
