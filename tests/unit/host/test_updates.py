@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.lab import REPOSITORY
 from train.host import rank_files, records, tail, updates
 
 START = {"phase": "", "frozen": False, "log": 0, "progress": 0, "supervisor": 0}
@@ -143,3 +147,40 @@ def test_a_notice_of_preemption_is_reported_at_once(folder: Path) -> None:
     began = time.monotonic()
     updates.wait_for_updates({str(folder): cursor}, 0.5, 0.5)
     assert time.monotonic() - began >= 0.5
+
+
+def serving(folder: Path) -> subprocess.Popen[str]:
+    words = [sys.executable, "-S", "-E", "-m", "train.host.updates"]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(words, cwd=REPOSITORY, stdin=pipe, stdout=pipe, text=True)
+
+
+def test_requests_are_answered_until_the_input_ends(folder: Path) -> None:
+    log, cursor = folder / rank_files.LOG_FILE, dict(START)
+    with serving(folder) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for text in ("one\n", "two\n"):
+            with log.open("a") as stream:
+                stream.write(text)
+            request = {"cursors": {str(folder): cursor}, "wait": 0.0, "interval": 0.0}
+            process.stdin.write(json.dumps(request) + "\n")
+            process.stdin.flush()
+            update = json.loads(process.stdout.readline())[str(folder)]
+            assert update["log"] == text
+            cursor = update["cursor"]
+        process.stdin.close()
+        assert process.wait(10) == 0
+        assert process.stdout.read() == ""
+
+
+def test_a_program_without_requests_ends(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reader, writer = os.pipe()
+    monkeypatch.setattr(updates, "_IDLE_S", 0.05)
+    with os.fdopen(reader) as stream:
+        monkeypatch.setattr(sys, "stdin", stream)
+        updates.main([])  # the connection still exists
+    os.close(writer)
+    assert capsys.readouterr().out == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -243,6 +244,32 @@ def test_files_are_copied_over_the_shared_login(machine: Machine) -> None:
     connection.fetch_file("/tmp/target", str(machine.folder / "copy"))
     assert (machine.folder / "copy").read_text() == "done\n"
     assert len(machine.calls("login")) == 1
+
+
+def test_a_command_that_is_talked_to_holds_a_place_in_a_login(machine: Machine) -> None:
+    talking = machine.connection()
+    with contextlib.ExitStack() as held:
+        for _ in range(8):
+            process = held.enter_context(machine.connection().process("cat"))
+            process.communicate()
+        with talking.process("cat") as process:
+            assert process.communicate() == (b"done\n", None)
+        words = [os.fsdecode(word) for word in process.args]
+    assert words[-2:] == ["node-1", "cat"]
+    assert words[1:6] == ["-T", "-o", "BatchMode=yes", "-o", "ControlMaster=no"]
+    commands = machine.calls("command")
+    assert len(commands) == 9
+    assert len([command for command in commands if command.endswith("-1")]) == 1
+    assert run(talking) == (0, b"done\n")
+
+
+def test_a_command_is_not_talked_to_without_shared_logins(machine: Machine) -> None:
+    connection = machine.connection(ssh_args="-o ControlMaster=no")
+    with pytest.raises(AnsibleError, match="share logins"), connection.process("cat"):
+        pass
+    machine.refuse(99, "Permission denied (publickey).\n")
+    with pytest.raises(AnsibleConnectionFailure, match="Permission denied"):
+        machine.connection().process("cat").__enter__()
 
 
 def test_a_file_is_sent_in_the_first_way_that_works_with_one_warning(

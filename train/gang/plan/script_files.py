@@ -149,17 +149,23 @@ def staged_files(folder: Path, extra: Sequence[str]) -> Iterator[tuple[Path, str
     """Yield every file to stage and its path relative to ``folder``, in a stable order.
 
     Files and folders are left out if their names or paths match a pattern in ``extra``,
-    ``.trainignore`` or IGNORED.
+    ``.trainignore`` or IGNORED. In ``.trainignore``, the last matching pattern counts, and one that
+    begins with ``!`` keeps files.
     """
-    patterns = [*IGNORED, *extra]
     ignore = folder / IGNORE_FILE
-    if ignore.is_file():
-        lines = ignore.read_text(encoding="utf-8").splitlines()
-        patterns += [line.strip().rstrip("/") for line in lines if line.strip()[:1] not in "#"]
+    lines = ignore.read_text(encoding="utf-8").splitlines() if ignore.is_file() else []
+    listed = [line.strip().rstrip("/") for line in lines if line.strip()[:1] not in "#"]
 
     def is_kept(path: Path) -> bool:
         names = (path.name, path.relative_to(folder).as_posix())
-        return not any(fnmatch.fnmatch(name, pattern) for name in names for pattern in patterns)
+
+        def matches(pattern: str) -> bool:
+            return any(fnmatch.fnmatch(name, pattern) for name in names)
+
+        if any(map(matches, (*IGNORED, *extra))):
+            return False
+        last = next((line for line in reversed(listed) if matches(line.removeprefix("!"))), "!")
+        return last.startswith("!")
 
     for parent, names, files in os.walk(folder):
         names[:] = sorted(name for name in names if is_kept(Path(parent, name)))

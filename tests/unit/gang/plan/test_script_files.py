@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,31 @@ def test_a_script_is_found_and_staged_with_its_neighbors(tmp_path: Path) -> None
     assert (
         script_files.pack(script_files.code_files(folder, exclude=["other.*"]), archive) != digest
     )
+
+
+def test_the_last_matching_line_of_an_ignore_file_counts(tmp_path: Path) -> None:
+    for name in ("main.py", "data/a.csv", "data/b.csv", "data/deep/c.csv", ".git/x", "left.bin"):
+        write(tmp_path / name)
+    write(tmp_path / ".trainignore", "data/*\n!data/b.csv\n!.git\n!left.bin\n")
+    names = [name for _, name in script_files.staged_files(tmp_path, ["left.*"])]
+    assert names == [".trainignore", "main.py", "data/b.csv"]
+    write(tmp_path / ".trainignore", "!data/b.csv\ndata/*\n")
+    names = [name for _, name in script_files.staged_files(tmp_path, [])]
+    assert names == [".trainignore", "left.bin", "main.py"]
+
+
+def test_the_projects_own_program_finds_its_modules_on_a_host(tmp_path: Path) -> None:
+    files = script_files.code_files(script_files.WORKER.parent)
+    for path, name in files:
+        write(tmp_path / name, path.read_text(encoding="utf-8") if name.endswith(".py") else "")
+    staged = {name for _, name in files}
+    assert "host/supervisor.py" not in staged
+    for name in sorted(staged):
+        for module in re.findall(r"^from (host[\w.]*) import", (tmp_path / name).read_text(), re.M):
+            assert {f"{module.replace('.', '/')}{end}" for end in (".py", "/__init__.py")} & staged
+    words = [sys.executable, "-E", "-S", "worker.py", "--check"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_module_is_run_in_the_folder_of_its_package(tmp_path: Path) -> None:

@@ -1,0 +1,134 @@
+"""Requests to the ranks' hosts: over sessions, or with commands where these do not work."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from train.gang.errors import UnreachableError
+from train.gang.host_session import SessionError
+from train.gang.watch.rank_hosts import RankHosts
+from train.gang.watch.views import Target
+
+
+class Session:
+    """A session that answers until it is broken."""
+
+    def __init__(self, play: Play) -> None:
+        self._play, self.closed = play, False
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        assert not self.closed
+        self._play.made.append("asked")
+        if self._play.broken:
+            raise SessionError("broken")
+        return {"by": "session", **request}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Play:
+    """Records how a host is asked."""
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+        self.sessions: list[Session] = []
+        self.broken = self.unreachable = self.local = False
+
+    def is_here(self, host: str, purpose: str) -> bool:
+        return self.local
+
+    def session(self, host: str, purpose: str, words: list[str], folder: str) -> Session:
+        assert (words, folder) == (["py", "-S", "-E", "-m", "train.host.updates"], "/x/launcher")
+        self.made.append("opened")
+        if self.unreachable:
+            raise SessionError("no route")
+        self.sessions.append(Session(self))
+        return self.sessions[-1]
+
+    def run(self, host: str, purpose: str, words: list[str], folder: str) -> dict[str, Any]:
+        self.made.append("command")
+        if self.unreachable:
+            raise UnreachableError("no route", "network")
+        return {"by": "command", "words": words[5:]}
+
+
+TARGET: Any = SimpleNamespace(host="a", place="a", rank_dir="/x", host_python="py")
+
+
+def hosts(play: Play) -> RankHosts:
+    made: Any = play
+    return RankHosts(made)
+
+
+def poll(asked: RankHosts, target: Target = TARGET, wait: float = 5.0) -> str:
+    return str(asked.poll(target, {"/x": {"log": 3}}, wait, 2.0)["by"])
+
+
+def test_one_session_answers_until_the_machine_is_left() -> None:
+    play = Play()
+    asked = hosts(play)
+    given = {"by": "session", "cursors": {"/x": {"log": 3}}, "wait": 5.0, "interval": 2.0}
+    assert [asked.poll(TARGET, {"/x": {"log": 3}}, 5.0, 2.0) for _ in range(3)] == [given] * 3
+    assert play.made == ["opened", "asked", "asked", "asked"]
+    asked.leave(TARGET)
+    assert play.sessions[0].closed
+    asked.leave(TARGET)  # nothing is left
+
+
+def test_a_single_request_is_a_command() -> None:
+    play = Play()
+    assert poll(hosts(play), wait=0.0) == "command"
+    assert play.made == ["command"]
+
+
+def test_a_session_that_breaks_is_replaced_once_a_command_has_worked() -> None:
+    play = Play()
+    asked = hosts(play)
+    poll(asked)
+    play.broken = play.unreachable = True
+    for _ in range(2):  # the host cannot be reached
+        with pytest.raises(UnreachableError):
+            poll(asked)
+    assert play.made == ["opened", "asked", "asked", "command", "command"]
+    assert play.sessions[0].closed
+    play.broken = play.unreachable = False
+    assert [poll(asked) for _ in range(3)] == ["command", "session", "session"]
+    assert len(play.sessions) == 2
+
+
+@pytest.mark.parametrize("fault", ["broken", "unreachable"])
+def test_a_machine_without_any_answer_in_a_session_gets_commands(fault: str) -> None:
+    play = Play()
+    asked = hosts(play)
+    setattr(play, fault, True)
+    if fault == "broken":
+        assert poll(asked) == "command"
+    else:
+        with pytest.raises(UnreachableError):
+            poll(asked)
+    play.broken = play.unreachable = False
+    play.made.clear()
+    assert [poll(asked) for _ in range(2)] == ["command"] * 2
+    assert play.made == ["command"] * 2
+    other: Any = SimpleNamespace(**{**vars(TARGET), "place": "b"})
+    assert poll(asked, other) == "session", "only this machine is concerned"
+
+
+def test_a_rank_of_this_machine_needs_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    play = Play()
+    play.local = True
+    monkeypatch.setattr(
+        "train.host.updates.wait_for_updates", lambda *given: {"by": "itself", "given": given}
+    )
+    assert poll(hosts(play)) == "itself"
+    assert play.made == []
+
+
+def test_a_probe_is_a_command() -> None:
+    play = Play()
+    found: Any = hosts(play).probe(TARGET, {"worker-1": "b:1"})
+    assert found["words"] == ["/x", '{"worker-1": "b:1"}', "3.0"]
