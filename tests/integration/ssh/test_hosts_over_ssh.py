@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.bare_ranks import wait_until
 from tests.support.faults import host_variables, paused
-from tests.support.jobs import PLAIN, ssh_processes, train
+from tests.support.jobs import PLAIN, ssh_processes, train, training
 from tests.support.lab import Command, Lab, free_port
 from tests.support.testbed import HOME, Rank, Testbed
 
@@ -96,6 +96,35 @@ def test_four_ranks_on_two_machines(
     assert done.returncode == 4
     assert "node-1 is unreachable" in done.stderr
     assert re.search(r"kept night: worker-0 ended \d+ s ago", done.stdout)
+
+
+def updaters(testbed: Testbed) -> list[str]:
+    """Return the processes on the two hosts that answer a watch."""
+    asked = [
+        testbed.exec(host, "pgrep", "-fx", ".*-m train[.]host[.]updates", check=False).stdout
+        for host in testbed.hosts[:2]
+    ]
+    return [" ".join(pids.split()) for pids in asked]
+
+
+def test_one_process_of_each_machine_answers_a_watch(lab: Lab, testbed: Testbed) -> None:
+    command = lab.start("--job", "asked", "--script", str(PLAIN), arguments=["--steps", "9000"])
+    command.wait_for(lambda event: training(event) and event["progress"]["step"] > 0)
+    first = updaters(testbed)
+    assert [len(pids.split()) for pids in first] == [1, 1]
+    command.wait_for(lambda event: training(event) and event["progress"]["step"] > 100)
+    assert updaters(testbed) == first
+    # A new one is started, and no line is missing.
+    testbed.exec("host-0", "kill", "-KILL", first[0])
+    wait_until(lambda: len({*first, *updaters(testbed)}) == 3, "another process")
+    assert updaters(testbed)[1] == first[1]
+    testbed.exec("host-0", "pkill", "-TERM", "-f", "main.py")
+    assert command.end(120).code == 1
+    assert updaters(testbed) == ["", ""]
+    for task in ("worker-0", "worker-2"):
+        records = (lab.runs_dir / f"asked/progress/{task}.jsonl").read_text().splitlines()
+        steps = [json.loads(line).get("step") for line in records]
+        assert len(steps) == len({*steps}) > 100
 
 
 @pytest.mark.soak

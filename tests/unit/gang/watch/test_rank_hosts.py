@@ -130,5 +130,5 @@ def test_a_rank_of_this_machine_needs_no_process(monkeypatch: pytest.MonkeyPatch
 
 def test_a_probe_is_a_command() -> None:
     play = Play()
-    found: Any = hosts(play).probe(TARGET, {"worker-1": "b:1"})
-    assert found["words"] == ["/x", '{"worker-1": "b:1"}', "3.0"]
+    found: Any = hosts(play).probe(TARGET, {"worker-1": ("b", 1)})
+    assert found["words"] == ["/x", '{"worker-1": ["b", 1]}', "3.0"]
