@@ -28,6 +28,8 @@ from train.host.records import ABSENT, Update
 
 #: Bytes to read at the end of a log and of progress when a watch continues another one.
 _LOG_TAIL, _PROGRESS_TAIL = 1 << 16, 1 << 20
+#: Seconds between two comparisons of all ranks' paces.
+_COMPARE_S = 1.0
 
 
 class FollowedGang(Ranks):
@@ -64,6 +66,7 @@ class FollowedGang(Ranks):
         self._verdict = Verdict(self.views, limits, peers, probe, self._journal, self._activity)
         hosts = {view.target.task: view.target.host for view in self._training}
         self._stragglers = Stragglers(hosts, limits.straggler_factor)
+        self._compare_at = 0.0
 
     def _continue(self) -> None:
         """Read the files of an earlier watch."""
@@ -140,7 +143,7 @@ class FollowedGang(Ranks):
         self._journal.describe(view, "; the training continues without it" if without else "")
 
     def _add_progress(self, view: View, update: Update) -> None:
-        """Process a rank's new progress records, and report any rank that slows down the others."""
+        """Process a rank's new progress records and the load of its host."""
         task, host = view.target.task, view.target.host
         found, wrong = progress_records.read_progress(update["progress"])
         if wrong:
@@ -162,20 +165,34 @@ class FollowedGang(Ranks):
                 for record in found:
                     self._stragglers.add_record(task, record)
                 self._stragglers.add_reading(task, update["load"])
+        except Exception as error:
+            self._cannot_compare(error)
+
+    def _compare(self, now: float) -> None:
+        """Report any rank that slows down the others, at most once in _COMPARE_S seconds."""
+        if now < self._compare_at:
+            return
+        self._compare_at = now + _COMPARE_S
+        try:
             slow = self._stragglers.finding()
-        except Exception as error:  # the job must not depend on a host's load reports
-            text = f"slow ranks are no longer detected: {error!r}"
-            self._journal.notice("load", text, once="")
+        except Exception as error:
+            self._cannot_compare(error)
             return
         if slow is not None:
             self._journal.say(slow.text)
             self._journal.write(straggler=asdict(slow))
+
+    def _cannot_compare(self, error: Exception) -> None:
+        # The job must not depend on a host's load reports.
+        text = f"slow ranks are no longer detected: {error!r}"
+        self._journal.notice("load", text, once="")
 
     def _judge(self, now: float, growth: Growth | None) -> GangOutcome | None:
         """Return how the attempt ends, or None if that is not decided yet.
 
         Show the notices that are due.
         """
+        self._compare(now)
         self._reachability.check(now)
         self._notices.missing_chief()
         self._journal.write_metrics(self.views, now)

@@ -51,8 +51,11 @@ _BACKLOG = 1 << 16
 _FAR_BEHIND = 1 << 22
 #: Maximum bytes of an answer to parse: of any log, and of progress that is far behind.
 _LOG_SEEN, _PROGRESS_SEEN = 1 << 18, 1 << 16
-#: Maximum number of updates in the queue.
-_QUEUE = 64
+#: Maximum number of updates in the queue, and seconds between two attempts to add one. A thread
+#: that tries again is the last in turn.
+_QUEUE, _TURN_S = 64, 5.0
+#: Maximum seconds in which updates are taken from the queue between two judgements.
+_TAKE_S = 0.05
 #: Paths of a rank's files in the job's folder.
 _PLACES: Mapping[reports.FileName, str] = {
     "log": "logs/{}.log",
@@ -146,6 +149,10 @@ class Ranks:
         while True:
             with contextlib.suppress(queue.Empty):
                 self._take(*self._updates.get(timeout=0.5))
+                # A judgement looks at all ranks, so others that have reported come first.
+                until = time.monotonic() + _TAKE_S
+                while time.monotonic() < until:
+                    self._take(*self._updates.get_nowait())
             judgement = judge()
             if judgement is not None:
                 self._over.set()
@@ -204,7 +211,7 @@ class Ranks:
         """Queue an update to be judged after the previous ones."""
         while not self._over.is_set():
             with contextlib.suppress(queue.Full):
-                self._updates.put((view, update, unsaved), timeout=0.5)
+                self._updates.put((view, update, unsaved), timeout=_TURN_S)
                 return
 
     def _skip(self, view: View, update: Update, cursor: Cursor) -> None:

@@ -24,6 +24,7 @@ Readings = Sequence[Reading]
 #: NVML's bits for a clock that heat or the power supply has reduced, and for one that the power
 #: limit has reduced.
 _GPU_HELD, _GPU_POWER = 0x8 | 0x20 | 0x40 | 0x80, 0x4
+_GPU_ANY = _GPU_HELD | _GPU_POWER
 
 #: Minimum duration, in seconds, and number of records of each rank for a judgement.
 WINDOW_S = 20.0
@@ -204,8 +205,9 @@ class Stragglers:
         )
         more_input = slow.input - _others(means, task, "input")
         cause = "input" if more_input > less_input * more else "compute"
-        host, known = self._hosts[task], bool(rates(self._readings[task]))
-        evidence = list(hindrances(task, self._readings))
+        compared = _Compared(self._readings)
+        host, known = self._hosts[task], bool(compared.grown[task])
+        evidence = list(compared.hindrances(task))
         unknown = "its host reports no reason" if known else "the reason is unknown"
         text = (
             f"{task} ({host}) is the slowest rank: its own part of a step takes {factor:.1f} "
@@ -258,7 +260,8 @@ class Stragglers:
         readings = self._readings
         if len(readings) < 2 or any(span(seen) < 0.8 * self._window for seen in readings.values()):
             return self._reported
-        held = {task: found for task in readings if (found := [*hindrances(task, readings)])}
+        compared = _Compared(readings)
+        held = {task: found for task in readings if (found := [*compared.hindrances(task)])}
         if len(held) != 1:
             return None
         [(task, evidence)] = held.items()
@@ -333,76 +336,113 @@ def rates(readings: Readings) -> dict[str, float]:
     return found
 
 
-def hindrances(task: str, ranks: Mapping[str, Readings]) -> Iterator[str]:
-    """Yield the reasons why a rank's processors are slow, as texts that follow ``TASK:``."""
-    readings, others = ranks[task], [seen for name, seen in ranks.items() if name != task]
-    grown = rates(readings)
-    if not grown:
-        return
-    newest = readings[-1]
-    times = sum(bool(reading.get("stopped")) for reading in readings)
-    if times >= max(2, 0.2 * len(readings)):
-        yield f"it was stopped by a signal in {times} of {len(readings)} samples"
-    periods, throttled = grown.get("periods", 0.0), grown.get("throttled", 0.0)
-    if periods and throttled >= 0.05 * periods:
-        yield (
-            f"the CPU limit of its control group ({newest.get('quota_cores', 0):g} cores) "
-            f"was used up in {throttled / periods:.0%} of the time slices"
-        )
-    if grown.get("thermal"):
-        events = grown["thermal"] * span(readings)
-        yield f"its processors were thermally throttled {events:.0f} times"
-    own = [reading["mhz"] for reading in readings if reading.get("mhz")]
-    theirs = [reading["mhz"] for other in others for reading in other if reading.get("mhz")]
-    if own and theirs and statistics.median(own) < 0.75 * statistics.median(theirs):
-        yield (
-            f"its cores run at {statistics.median(own):.0f} MHz, the others' at "
-            f"{statistics.median(theirs):.0f}"
-        )
-    cores, stolen = newest.get("all_cores"), grown.get("steal_s", 0.0)
-    if cores and stolen >= 0.05 * cores:
-        yield f"the hypervisor gave {stolen:.1f} of its {cores} cores to other machines"
-    yield from _starved(task, ranks)
-    yield from _held_gpus(readings, others)
+class _Compared:
+    """Readings of all ranks, which are compared with each other.
 
+    With hundreds of ranks, a comparison with all others takes long, so it is only made for a rank
+    whose own readings are unusual.
 
-def _starved(task: str, ranks: Mapping[str, Readings]) -> Iterator[str]:
-    """Yield a text if a rank's threads wait for a core longer than those of other ranks."""
-    grown = {name: rates(readings) for name, readings in ranks.items()}
-    shares = {}
-    for name, growth in grown.items():
-        wanted = growth.get("cpu_s", 0.0) + growth.get("wait_s", 0.0)
-        if {"cpu_s", "wait_s"} <= growth.keys() and wanted > 0:
-            shares[name] = growth["wait_s"] / wanted
-    share = shares.pop(task, 0.0)
-    if share < 0.15 or (shares and share < 2 * statistics.median(shares.values())):
-        return
-    newest = {name: readings[-1] for name, readings in ranks.items() if readings}
-    reading = newest.pop(task)
-    text = f"its threads spent {share:.0%} of their runnable time waiting for a core"
-    here = [name for name, last in newest.items() if last.get("machine") == reading.get("machine")]
-    of_ranks = sum(grown[name].get("cpu_s", 0.0) for name in [task, *here])
-    foreign = grown[task].get("busy_s", 0.0) - of_ranks
-    if foreign >= 0.3:
-        text += f", while other processes used {foreign:.1f} of {reading.get('all_cores')} cores"
-    nice = reading.get("nice", 0)
-    if nice > max((last.get("nice", 0) for last in newest.values()), default=0):
-        text += f", at nice {nice}"
-    yield text
+    Attributes:
+        grown: the ``rates`` of each rank.
+    """
 
+    def __init__(self, ranks: Mapping[str, Readings]) -> None:
+        self._ranks = ranks
+        self.grown = {task: rates(readings) for task, readings in ranks.items()}
+        clocks = {task: _values(readings, "mhz") for task, readings in ranks.items()}
+        self._clocks = {task: found for task, found in clocks.items() if found}
+        self._usual_clock = {task: statistics.median(own) for task, own in self._clocks.items()}
+        self._fastest = max(self._usual_clock.values(), default=0.0)
 
-def _held_gpus(readings: Readings, others: Sequence[Readings]) -> Iterator[str]:
-    theirs = [gpu["mhz"] for other in others for gpu in _newest_gpus(other)]
-    usual = statistics.median(theirs or [0.0])
-    for gpu in _newest_gpus(readings):
-        held, slower = gpu["reasons"] & _GPU_HELD, gpu["mhz"] < 0.8 * usual
-        if held or (slower and gpu["reasons"] & _GPU_POWER):
-            why = "heat or its power supply" if held else "its power limit"
-            compared = f", others {usual:.0f}" if slower else ""
+    def hindrances(self, task: str) -> Iterator[str]:
+        """Yield the reasons why a rank's processors are slow, as texts that follow ``TASK:``."""
+        readings, grown = self._ranks[task], self.grown[task]
+        if not grown:
+            return
+        newest = readings[-1]
+        times = sum(bool(reading.get("stopped")) for reading in readings)
+        if times >= max(2, 0.2 * len(readings)):
+            yield f"it was stopped by a signal in {times} of {len(readings)} samples"
+        periods, throttled = grown.get("periods", 0.0), grown.get("throttled", 0.0)
+        if periods and throttled >= 0.05 * periods:
             yield (
-                f"the clock of GPU {gpu['index']} is throttled by {why}: {gpu['mhz']} MHz "
-                f"of {gpu['max_mhz']}{compared}"
+                f"the CPU limit of its control group ({newest.get('quota_cores', 0):g} cores) "
+                f"was used up in {throttled / periods:.0%} of the time slices"
             )
+        if grown.get("thermal"):
+            events = grown["thermal"] * span(readings)
+            yield f"its processors were thermally throttled {events:.0f} times"
+        yield from self._slow_clock(task)
+        cores, stolen = newest.get("all_cores"), grown.get("steal_s", 0.0)
+        if cores and stolen >= 0.05 * cores:
+            yield f"the hypervisor gave {stolen:.1f} of its {cores} cores to other machines"
+        yield from self._starved(task)
+        yield from self._held_gpus(task)
+
+    def _slow_clock(self, task: str) -> Iterator[str]:
+        own = self._usual_clock.get(task, self._fastest)
+        # The median of all others is not above the largest of their medians.
+        if own >= 0.75 * self._fastest:
+            return
+        theirs = [mhz for name, found in self._clocks.items() if name != task for mhz in found]
+        if theirs and own < 0.75 * statistics.median(theirs):
+            yield (
+                f"its cores run at {own:.0f} MHz, the others' at {statistics.median(theirs):.0f}"
+            )
+
+    def _waiting_share(self, task: str) -> float | None:
+        """Return how much of its runnable time a rank has waited for a core; None if unknown."""
+        grown = self.grown[task]
+        wanted = grown.get("cpu_s", 0.0) + grown.get("wait_s", 0.0)
+        known = {"cpu_s", "wait_s"} <= grown.keys() and wanted > 0
+        return grown["wait_s"] / wanted if known else None
+
+    def _starved(self, task: str) -> Iterator[str]:
+        """Yield a text if a rank's threads wait for a core longer than those of other ranks."""
+        share = self._waiting_share(task) or 0.0
+        if share < 0.15:
+            return
+        shares = [self._waiting_share(name) for name in self._ranks if name != task]
+        theirs = [known for known in shares if known is not None]
+        if theirs and share < 2 * statistics.median(theirs):
+            return
+        newest = {name: readings[-1] for name, readings in self._ranks.items() if readings}
+        reading = newest.pop(task)
+        text = f"its threads spent {share:.0%} of their runnable time waiting for a core"
+        machine = reading.get("machine")
+        here = [name for name, last in newest.items() if last.get("machine") == machine]
+        of_ranks = sum(self.grown[name].get("cpu_s", 0.0) for name in [task, *here])
+        foreign = self.grown[task].get("busy_s", 0.0) - of_ranks
+        if foreign >= 0.3:
+            text += (
+                f", while other processes used {foreign:.1f} of {reading.get('all_cores')} cores"
+            )
+        nice = reading.get("nice", 0)
+        if nice > max((last.get("nice", 0) for last in newest.values()), default=0):
+            text += f", at nice {nice}"
+        yield text
+
+    def _held_gpus(self, task: str) -> Iterator[str]:
+        gpus = [gpu for gpu in _newest_gpus(self._ranks[task]) if gpu["reasons"] & _GPU_ANY]
+        if not gpus:
+            return
+        others = [readings for name, readings in self._ranks.items() if name != task]
+        theirs = [gpu["mhz"] for other in others for gpu in _newest_gpus(other)]
+        usual = statistics.median(theirs or [0.0])
+        for gpu in gpus:
+            held, slower = gpu["reasons"] & _GPU_HELD, gpu["mhz"] < 0.8 * usual
+            if held or slower:
+                why = "heat or its power supply" if held else "its power limit"
+                compared = f", others {usual:.0f}" if slower else ""
+                yield (
+                    f"the clock of GPU {gpu['index']} is throttled by {why}: {gpu['mhz']} MHz "
+                    f"of {gpu['max_mhz']}{compared}"
+                )
+
+
+def _values(readings: Readings, name: str) -> list[float]:
+    """Return the values of a field in readings, without those that are missing or zero."""
+    return [reading[name] for reading in readings if reading.get(name)]
 
 
 def _newest_gpus(readings: Readings) -> Sequence[Reading]:

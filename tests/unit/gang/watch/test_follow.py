@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from typing import Any
@@ -20,6 +21,7 @@ from tests.unit.gang.watch.made_up_gang import (
 )
 from train.gang.watch import follow
 from train.gang.watch.outcome import GangOutcome, result_of
+from train.gang.watch.stragglers import Stragglers
 
 
 def test_all_complete(gang: Make) -> None:
@@ -81,3 +83,17 @@ def test_slow_hosts_are_awaited_at_the_end_as_long_as_some_answer(gang: Make) ->
     assert time.monotonic() - began < 10
     assert [view.phase for view in watched.views] == ["completed"] * 3 + ["failed"]
     assert watched.views[3].error == "is unreachable"
+
+
+def test_many_updates_do_not_repeat_the_comparison_of_all_ranks(
+    gang: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[float] = []
+    monkeypatch.setattr(Stragglers, "finding", lambda self: made.append(time.monotonic()))
+    monkeypatch.setattr(follow, "_COMPARE_S", 0.3)
+    steps = [{"phase": "running", "progress": record("training", step=n)} for n in range(60)]
+    ranks = {f"worker_{index}": [*steps, done()] for index in range(8)}
+    assert gang(Hosts(**ranks)).follow().state == "completed"
+    assert made
+    gaps = [after - before for before, after in itertools.pairwise(made)]
+    assert all(gap >= 0.3 for gap in gaps)

@@ -227,3 +227,29 @@ def test_ranks_of_one_machine_are_no_foreign_processes() -> None:
     facts = {"worker-0": own, "worker-1": {**own, "wait_s": 0.9}}
     [found] = Run(2).go(40, slow("worker-1", compute_ms=39.0), facts=facts)
     assert found.evidence == ["its threads spent 50% of their runnable time waiting for a core"]
+
+
+class Counting(dict[str, Any]):
+    """A reading that counts how often a value of any reading is read."""
+
+    reads = 0
+
+    def get(self, name: str, default: Any = None) -> Any:
+        Counting.reads += 1
+        return super().get(name, default)
+
+
+@pytest.mark.parametrize("slowed", [False, True])
+def test_the_work_of_a_comparison_grows_with_the_number_of_ranks_only(slowed: bool) -> None:
+    work = []
+    for ranks in (50, 200):
+        run = Run(ranks)
+        facts = {"worker-3": {"wait_s": 1.0, "mhz": 900}} if slowed else {}
+        usual = {task: {"mhz": 3000} for task in run.tasks}
+        run.go(30, facts={**usual, **facts}, times=False)
+        for readings in run.watch._readings.values():
+            readings.extend([Counting(readings.pop())])
+        Counting.reads = 0
+        run.watch.finding()
+        work.append(Counting.reads)
+    assert 0 < work[1] <= 4.5 * work[0]
