@@ -17,6 +17,13 @@ from train.gang import PACKAGE
 
 #: Header flag of a compiled module: valid without a check of its source (PEP 552).
 _UNCHECKED = (1).to_bytes(4, "little")
+#: Runs the module in the first argument with the rest, as ``python3 -m`` does.
+_MAIN = """\
+import os, runpy, sys
+sys.path[0] = os.path.abspath(sys.path[0])
+del sys.argv[0]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
 
 
 @functools.cache
@@ -25,11 +32,12 @@ def archive() -> str:
 
     Compiling a module takes a host longer than most calls, so the archive includes compiled
     modules. A host with the same Python version as this process uses them. Other versions of Python
-    compile the sources.
+    compile the sources. ``python3 ARCHIVE train.host.NAME ARGUMENT ...`` runs a program.
     """
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as programs:
         programs.writestr("train/__init__.py", "")
+        programs.writestr("__main__.py", _MAIN)
         for path in sorted((PACKAGE / "host").glob("*.py")):
             programs.write(path, f"train/host/{path.name}")
             programs.writestr(f"train/host/{path.stem}.pyc", _compiled(path))

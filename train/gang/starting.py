@@ -179,8 +179,10 @@ def _start(
     first, *_ = ranks.values()
     folders = [rank["rank_dir"] for rank in ranks.values()]
     launcher_dir = shlex.quote(f"{folders[0]}/{rank_files.LAUNCHER_DIR}")
-    words = [first["host_python"], "-S", "-E", "-m", "train.host.supervisor", *folders]
-    answer = host_programs.ask(action, f"cd {launcher_dir} && {environment} {shlex.join(words)}")
+    words = [first["host_python"], "-S", "-E", rank_files.PROGRAMS_FILE, "train.host.supervisor"]
+    answer = host_programs.ask(
+        action, f"cd {launcher_dir} && {environment} {shlex.join([*words, *folders])}"
+    )
     failed = (answer.value or {}) if answer.code else {}
     if answer.code and not failed:
         failed = dict.fromkeys(folders, answer.text or f"exit code {answer.code}, no output")

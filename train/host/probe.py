@@ -1,6 +1,6 @@
 """Checks which ranks a host can reach, and what prevents connections. Prints JSON.
 
-    python3 -S -E -m train.host.probe RANK_DIR PEERS TIMEOUT
+    python3 -S -E launcher/programs.zip train.host.probe RANK_DIR PEERS TIMEOUT
 
 PEERS is a JSON object of ``[address, port]`` by task. TIMEOUT is the time limit in seconds for all
 connections together.

@@ -13,6 +13,11 @@ STACKS_FILE = "stacks.txt"
 SUPERVISOR_LOG_FILE = "supervisor.log"
 CODE_DIR = "code"
 LAUNCHER_DIR = "launcher"
+#: In LAUNCHER_DIR: a zip archive of train/host. ``python3 programs.zip train.host.NAME`` runs one
+#: of its programs. A single file is faster to write and to load on a network file system.
+PROGRAMS_FILE = "programs.zip"
+#: In LAUNCHER_DIR: the program that runs a script of JAX.
+FAIL_AT_ONCE_FILE = "fail_at_once.py"
 ATTEMPTS_DIR = "attempts"
 JOB_FILE = "job.json"
 #: Created by a user or a batch system to report that the rank's host will be reclaimed.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import importlib.util
 import io
 import json
 import os
@@ -85,15 +84,21 @@ class Shared:
         self._described.add(job_dir)
 
     def unpack_launcher(self, folder: str) -> None:
-        """Unpack the launcher into a folder, or link the files of another rank there."""
+        """Write the launcher into a new folder, or link the files of another rank there."""
         if self.launcher_dir:
             try:
                 shutil.copytree(self.launcher_dir, folder, copy_function=os.link)
                 return
             except (OSError, shutil.Error):  # another file system, or one without links
                 shutil.rmtree(folder, ignore_errors=True)
-        with zipfile.ZipFile(io.BytesIO(base64.b64decode(self._launcher))) as programs:
-            unpack_programs(programs, folder)
+        programs = base64.b64decode(self._launcher)
+        with zipfile.ZipFile(io.BytesIO(programs)) as packed:
+            wrapper = packed.read("train/host/%s" % rank_files.FAIL_AT_ONCE_FILE)
+        os.makedirs(folder)
+        contents = ((rank_files.PROGRAMS_FILE, programs), (rank_files.FAIL_AT_ONCE_FILE, wrapper))
+        for name, content in contents:
+            with open(os.path.join(folder, name), "wb") as stream:
+                stream.write(content)
 
 
 def stage(params: Params, shared: Shared) -> CallResult:
@@ -289,20 +294,6 @@ def unpack(shared: Shared, folder: str) -> None:
     for name in sorted(os.listdir(temporary)):  # launcher last, as the mark of a complete folder
         os.replace(os.path.join(temporary, name), os.path.join(folder, name))
     os.rmdir(temporary)
-
-
-def unpack_programs(programs: zipfile.ZipFile, folder: str) -> None:
-    """Unpack the launcher, with the compiled modules that fit this Python."""
-    for name in programs.namelist():
-        path = os.path.join(folder, name)
-        content = programs.read(name)
-        if name.endswith(".pyc"):
-            if not content.startswith(importlib.util.MAGIC_NUMBER):
-                continue
-            path = importlib.util.cache_from_source(path[:-1])
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "wb") as stream:
-            stream.write(content)
 
 
 def earlier_environment(job_dir: str, spec: records.RankSpec) -> Dict[str, str]:

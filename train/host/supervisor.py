@@ -1,6 +1,6 @@
 """The rank supervisor: runs one rank's script and keeps its ``state.json`` up to date.
 
-    cd RANK_DIR/launcher && python3 -S -E -m train.host.supervisor RANK_DIR [RANK_DIR ...]
+    python3 -S -E RANK_DIR/launcher/programs.zip train.host.supervisor RANK_DIR [RANK_DIR ...]
 
 It enforces the deadlines, and ends the script (SIGTERM, grace period, SIGKILL) with all of its
 descendants, whose subreaper it is. If the supervisor is killed or fails, its parent, the watchdog,
@@ -85,8 +85,6 @@ _ASK_S = 1.0
 _LOOKS = 20
 #: Bytes to keep of the stacks of a hanging rank, and to read of a log.
 _STACKS, _LAST_LINES = 4_194_304, 65_536
-#: The file that runs a script of JAX.
-_FAIL_AT_ONCE = "fail_at_once.py"
 #: Phase, cause and reason of the end of a rank.
 _Outcome = Tuple[str, Optional[str], str]
 
@@ -235,7 +233,8 @@ class Supervisor:
         python = os.path.join(os.path.realpath(folder), name)
         wrapper = []
         if self.spec["framework"] == frameworks.JAX:
-            wrapper = [os.path.join(os.path.dirname(os.path.abspath(__file__)), _FAIL_AT_ONCE)]
+            folder = os.path.join(self.rank_dir, rank_files.LAUNCHER_DIR)
+            wrapper = [os.path.join(folder, rank_files.FAIL_AT_ONCE_FILE)]
         with open(self._path(rank_files.LOG_FILE), "ab") as log:
             return subprocess.Popen(
                 [python, *wrapper, *(expand(word, environment) for word in self.spec["argv"])],

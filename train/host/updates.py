@@ -1,6 +1,6 @@
 """Waits on a host for updates of its ranks and prints them as one line of JSON.
 
-    python3 -S -E -m train.host.updates [CURSORS WAIT INTERVAL]
+    python3 -S -E launcher/programs.zip train.host.updates [CURSORS WAIT INTERVAL]
 
 CURSORS is a JSON object of cursors (records.Cursor) by rank folder, from the previous answer. WAIT
 is the maximum number of seconds to wait for updates. New lines are collected for INTERVAL seconds

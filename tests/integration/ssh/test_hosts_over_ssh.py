@@ -101,7 +101,7 @@ def test_four_ranks_on_two_machines(
 def updaters(testbed: Testbed) -> list[str]:
     """Return the processes on the two hosts that answer a watch."""
     asked = [
-        testbed.exec(host, "pgrep", "-fx", ".*-m train[.]host[.]updates", check=False).stdout
+        testbed.exec(host, "pgrep", "-fx", ".* train[.]host[.]updates", check=False).stdout
         for host in testbed.hosts[:2]
     ]
     return [" ".join(pids.split()) for pids in asked]

@@ -39,34 +39,40 @@ def imported(path: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
 
 
-def unpacked(path: Path, folder: Path) -> Path:
-    with zipfile.ZipFile(path) as programs:
-        staging.unpack_programs(programs, str(folder))
-    return folder
-
-
 def test_the_same_version_compiles_nothing(tmp_path: Path) -> None:
-    broken = repacked(tmp_path, source="this is not Python")
-    done = imported(broken)
-    assert done.returncode == 0, done.stderr
-    done = imported(unpacked(broken, tmp_path / "launcher"))
+    done = imported(repacked(tmp_path, source="this is not Python"))
     assert done.returncode == 0, done.stderr
 
 
 def test_another_version_compiles_the_sources(tmp_path: Path) -> None:
-    other = repacked(tmp_path, magic=b"\x01\x02\r\n")
-    done = imported(other)
+    done = imported(repacked(tmp_path, magic=b"\x01\x02\r\n"))
     assert done.returncode == 0, done.stderr
-    folder = unpacked(other, tmp_path / "launcher")
-    assert not list(folder.rglob("*.pyc"))
-    done = imported(folder)
-    assert done.returncode == 0, done.stderr
+
+
+def test_the_archive_runs_a_program_with_arguments(tmp_path: Path) -> None:
+    repacked(tmp_path)
+    for arguments, code, output in (
+        (["train.host.updates", "{}", "0", "0"], 0, "{}\n"),
+        (["train.host.supervisor", "/nowhere"], 1, '{"/nowhere": '),
+        (["train.host.unknown"], 1, ""),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-S", "-E", "launcher.zip", *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == code, done.stderr
+        assert done.stdout.startswith(output)
+        assert bool(done.stderr) == (output == "")
 
 
 def test_each_program_is_sent_with_its_source() -> None:
     names = zipfile.ZipFile(io.BytesIO(base64.b64decode(launcher.archive()))).namelist()
     sources = {f"train/host/{path.name}" for path in Path(staging.__file__).parent.glob("*.py")}
-    assert {name for name in names if name.endswith(".py")} == {"train/__init__.py", *sources}
+    others = {"__main__.py", "train/__init__.py"}
+    assert {name for name in names if name.endswith(".py")} == {*others, *sources}
     assert {name for name in names if name.endswith(".pyc")} == {f"{name}c" for name in sources}
 
 

@@ -163,7 +163,7 @@ def test_a_supervisor_that_does_not_start_prevents_no_other(tmp_path: Path) -> N
     assert done["hosts"]["b"]["msg"] == "the supervisor did not start: no module"
     assert done["hosts"]["c"]["unreachable"]
     assert done["hosts"]["c"]["msg"].startswith(login_failures.KINDS["refused"].sentence)
-    python = "SCRATCH=/data /usr/bin/python3 -S -E -m train.host.supervisor"
+    python = "SCRATCH=/data /usr/bin/python3 -S -E programs.zip train.host.supervisor"
     words = f"cd '/jobs/x/a 1/launcher' && {python} '/jobs/x/a 1' '/jobs/x/b 1'"
     assert words in play.commands
     assert len(play.commands) == 2  # one for each machine

@@ -78,5 +78,5 @@ class RankHosts:
 
     def _words(self, target: Target, program: str) -> tuple[list[str], str]:
         """Return the command of one of the launcher's programs, and its folder."""
-        words = [target.host_python, "-S", "-E", "-m", f"train.host.{program}"]
+        words = [target.host_python, "-S", "-E", rank_files.PROGRAMS_FILE, f"train.host.{program}"]
         return words, f"{target.rank_dir}/{rank_files.LAUNCHER_DIR}"

@@ -42,7 +42,8 @@ class Play:
         return self.local
 
     def session(self, host: str, purpose: str, words: list[str], folder: str) -> Session:
-        assert (words, folder) == (["py", "-S", "-E", "-m", "train.host.updates"], "/x/launcher")
+        program = ["py", "-S", "-E", "programs.zip", "train.host.updates"]
+        assert (words, folder) == (program, "/x/launcher")
         self.made.append("opened")
         if self.unreachable:
             raise SessionError("no route")
