@@ -494,7 +494,8 @@ class Play:
         """Start a program that stays on a host, with ``folder`` as its working directory.
 
         The connection of this ``purpose`` must not be used by anything else until the session is
-        closed. Raise SessionError if the program cannot be started.
+        closed. Raise SessionError if the program cannot be started, UnreachableError if the login
+        fails.
         """
         return HostSession(self.action_of(host, purpose), words, host_programs.word(folder))
 

@@ -13,7 +13,9 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
-from ansible.errors import AnsibleError
+from ansible.errors import AnsibleConnectionFailure, AnsibleError
+
+from train.gang import host_programs
 
 #: Maximum size in bytes of an answer, and of everything that the login prints before the program.
 _LONGEST, _NOISE = 128 << 20, 1 << 20
@@ -38,6 +40,7 @@ class HostSession:
 
     Raises:
         SessionError: the program cannot be started.
+        UnreachableError: the login failed.
     """
 
     def __init__(self, action: Any, words: Sequence[str], folder: str) -> None:
@@ -51,6 +54,8 @@ class HostSession:
         try:
             started = connection.process(f"{shell} -c {shlex.quote(command)}" if shell else command)
             process: subprocess.Popen[bytes] = self._held.enter_context(started)
+        except AnsibleConnectionFailure as error:
+            raise host_programs.unreachable(error) from error
         except (AnsibleError, OSError) as error:
             raise SessionError(str(error)) from error
         assert process.stdin is not None

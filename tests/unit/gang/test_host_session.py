@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from ansible.errors import AnsibleConnectionFailure
 
+from train.gang.errors import UnreachableError
 from train.gang.host_session import HostSession, SessionError
 
 #: Answers each request with itself and the number of requests so far.
@@ -114,5 +115,5 @@ def test_a_failed_login_is_an_error() -> None:
     def process(command: str) -> None:
         raise AnsibleConnectionFailure("no route to host")
 
-    with pytest.raises(SessionError, match="no route to host"):
+    with pytest.raises(UnreachableError, match="no route to host"):
         session(SimpleNamespace(become=None, process=process), ECHO)

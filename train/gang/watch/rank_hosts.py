@@ -20,8 +20,8 @@ class RankHosts:
     """The hosts of ranks, reached over connections of the play.
 
     For updates, a program stays on each machine if the connection allows it. If it does not answer,
-    the request is sent again with a command, whose errors are those that are reported. Once a
-    command has worked, the program is started again, unless it has never answered.
+    the request is sent again with a command, whose error is reported. Once a command has worked,
+    the program is started again, unless it has never answered.
     """
 
     def __init__(self, play: connections.Play) -> None:
