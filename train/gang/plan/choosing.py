@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from train.gang import connections, login_failures, reports, run_folders
+from train.gang import connections, framework_versions, login_failures, reports, run_folders
 from train.gang.connections import Args, Returned
 from train.gang.errors import NothingAnsweredError, UserError
 from train.gang.job_records import MANIFEST_FILE, Manifest
 from train.gang.plan import machine_ranks, placement, renaming
 from train.host import json_files
+from train.host.host_facts import HostFacts
 
 
 def choose_hosts(play: connections.Play, args: Args) -> dict[str, object]:
     """Choose the hosts of an attempt from the results of ``gang_check``.
 
-    Hosts in ``without`` are excluded for the given reasons. ``warnings`` are about excluded hosts,
-    and about machines with several names. Raise UserError if the remaining hosts are not enough,
-    NothingAnsweredError if no host answered.
+    Hosts in ``without`` are excluded for the given reasons, and in a later attempt those whose
+    framework has another version than that of the job, unless all have. ``warnings`` are about
+    excluded hosts, and about machines with several names. Raise UserError if the remaining hosts
+    are not enough, NothingAnsweredError if no host answered.
     """
     groups = {
         kind: machine_ranks.in_order(hosts, play.machine_of)
@@ -31,7 +33,15 @@ def choose_hosts(play: connections.Play, args: Args) -> dict[str, object]:
     if not first:
         manifest = _known_manifest(play, checks, args)
         earlier = [rank["host"] for rank in manifest["ranks"]]
-    missing, machines, unreachable = _machines(play, checks, first)
+    missing, found, unreachable = _facts(play, checks, first)
+    machines = {host: facts["machine"] for host, facts in found.items()}
+    if not first:
+        others = {
+            host: framework_versions.differing(facts, manifest.get("versions", {}))
+            for host, facts in found.items()
+        }
+        if not all(others.values()):
+            missing |= {host: why for host, why in others.items() if why}
     missing = {**(args["without"] or {}), **missing}
     if unreachable and len(unreachable) == len(checks):
         raise NothingAnsweredError("no host answered; nothing was started")
@@ -67,14 +77,14 @@ def _left_out(reasons: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _machines(
+def _facts(
     play: connections.Play, checks: Mapping[str, Returned], first: bool
-) -> tuple[dict[str, str], dict[str, str], list[str]]:
-    """Return excluded hosts with reasons, the machines of the others, and the unreachable hosts.
+) -> tuple[dict[str, str], dict[str, HostFacts], list[str]]:
+    """Return excluded hosts with reasons, the facts of the others, and the unreachable hosts.
 
     In the first attempt, a reachable host that is unsuitable raises UserError.
     """
-    missing, lacking, machines = {}, {}, {}
+    missing, lacking, found = {}, {}, {}
     for host, checked in checks.items():
         if host not in play.hosts:
             lacking[host] = (
@@ -89,11 +99,11 @@ def _machines(
             lacking[host] = reason
         else:
             try:
-                machines[host] = reports.facts(checked["host"])["machine"]
+                found[host] = reports.facts(checked["host"])
             except reports.ReportError as error:
                 lacking[host] = f"its report is malformed: {error}"
     if first and lacking:
         shared = placement.by_reason(lacking).items()
         named = (f"{login_failures.names_of(hosts)}: {reason}" for reason, hosts in shared)
         raise UserError("\n".join(named))
-    return {**missing, **lacking}, machines, list(missing)
+    return {**missing, **lacking}, found, list(missing)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from train.gang import suggestions
+from train.gang import framework_versions, suggestions
 from train.gang.errors import UserError
 from train.gang.job_records import PlannedRank
 from train.gang.login_failures import names_of
@@ -91,32 +91,14 @@ def _check_ports(members: Sequence[tuple[str, str]], hosts: FactsByHost) -> None
                 )
 
 
-def versions_of(facts: HostFacts) -> dict[str, str]:
-    """Return the versions of a host's framework and its packages, by package."""
-    tensorflow = facts["tensorflow"]
-    return {
-        **({"tensorflow": tensorflow} if tensorflow is not None else {}),
-        **facts.get("versions", {}),
-    }
-
-
-def versions(hosts: FactsByHost) -> dict[str, list[str]]:
-    """Return all versions of the framework and its packages on the hosts, by package."""
-    found: dict[str, set[str]] = {}
-    for facts in hosts.values():
-        for package, version in versions_of(facts).items():
-            found.setdefault(package, set()).add(version)
-    return {package: sorted(found[package]) for package in sorted(found)}
-
-
 def _check_versions(hosts: FactsByHost, framework: str) -> None:
-    for package, several in versions(hosts).items():
+    for package, several in framework_versions.of_all(hosts).items():
         if len(several) == 1:
             continue
         by_version: dict[str, list[str]] = {version: [] for version in several}
         for host, facts in hosts.items():
-            if package in versions_of(facts):
-                by_version[versions_of(facts)[package]].append(host)
+            if package in framework_versions.of_host(facts):
+                by_version[framework_versions.of_host(facts)[package]].append(host)
         found = "; ".join(f"{v} on {', '.join(names)}" for v, names in by_version.items())
         name = frameworks.NAMES[framework] if package == framework else package
         remedy = (

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ansible.release import __version__ as ansible_version
 
-from train.gang import connections, notify, reports, run_folders, suggestions
+from train.gang import connections, framework_versions, notify, reports, run_folders, suggestions
 from train.gang.connections import Args
 from train.gang.errors import UserError
 from train.gang.job_records import (
@@ -279,7 +279,7 @@ def _with_attempt(
         **manifest,
         "attempt": planned["attempt"],
         "attempts": [*manifest.get("attempts", []), planned],
-        "versions": {**manifest["control"], **planned_ranks.versions(hosts)},
+        "versions": {**manifest["control"], **framework_versions.of_all(hosts)},
         "results_dirs": manifest.get("results_dirs", {})
         | {rank["host"]: rank["results_dir"] for rank in ranks},
         "hosts": dict(hosts),

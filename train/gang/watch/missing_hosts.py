@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from train.gang import connections, reports
+from train.gang import connections, framework_versions, reports
 from train.gang.connections import Args
 from train.gang.errors import UserError
 from train.gang.job_records import Manifest
@@ -143,6 +143,9 @@ def growth_of(
         found = reports.mapping(reports.text(), reports.bounded)(answer.get("hosts"))[host]
         if found.get("failed"):
             raise OSError(str(found.get("msg")))
+        facts = reports.facts(found.get("host"))
+        if other := framework_versions.differing(facts, manifest.get("versions", {})):
+            raise OSError(other)
 
     def has_checkpoint() -> bool:
         target = training[0].target

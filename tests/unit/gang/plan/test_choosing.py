@@ -94,6 +94,28 @@ def test_a_later_attempt_leaves_out_a_host_that_is_not_fine_and_keeps_its_order(
     assert (chosen["hosts"], chosen["left_out"]) == (["node-1"], {"node-0": unwanted["node-0"]})
 
 
+def test_a_later_attempt_leaves_out_a_host_with_another_version(tmp_path: Path) -> None:
+    (tmp_path / "night").mkdir()
+    ranks = [{"host": f"node-{n}", "task": f"worker-{n}"} for n in (0, 1)]
+    versions = {"tensorflow": ["2.21.0"], "python": "3.11.7"}
+    manifest = {"job": "night", "attempt": 1, "ranks": ranks, "hosts": {}, "versions": versions}
+    (tmp_path / "night/manifest.json").write_text(json.dumps(manifest))
+    later = {"attempt": 2, "job": "night", "runs_dir": str(tmp_path), "min_workers": 1}
+
+    def with_version(host: str, version: str) -> dict[str, Any]:
+        return {"host": {**fine(host)["host"], "tensorflow": version}}
+
+    found = {name: with_version(name, "2.21.0") for name in NAMES}
+    chosen = choose({**found, "node-1": with_version("node-1", "2.20.0")}, **later)
+    assert chosen["hosts"] == ["node-0", "node-2"]
+    why = "it has tensorflow 2.20.0, but the job trains with 2.21.0"
+    assert chosen["left_out"] == {"node-1": why}
+    # If all hosts were upgraded, the job continues with the new version.
+    upgraded = {name: with_version(name, "2.22.0") for name in NAMES}
+    chosen = choose(upgraded, **later)
+    assert (chosen["hosts"], chosen["left_out"]) == (["node-0", "node-1"], {})
+
+
 def test_one_machine_under_two_names_is_a_warning() -> None:
     chosen = choose({"node-1": {"host": {**FACTS, "machine": "node-0"}}})
     (warning,) = chosen["warnings"]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.bare_ranks import wait_until
+from tests.unit.gang.hostile import FACTS
 from tests.unit.gang.watch.made_up_gang import STEPPING, Hosts, Make, done
 from tests.unit.gang.watch.made_up_views import view
 from train.gang import connections
@@ -126,7 +127,7 @@ GROUPS = {"worker": ["node-1", "node-2"], "spare": ["node-3"], "evaluator": ["no
 def a_play(values: dict[str, Any], calls: list[tuple[str, str, Any]]) -> Any:
     def call(host: str, purpose: str, python: str, request: Any) -> dict[str, Any]:
         calls.append((host, python, request))
-        return {"found": True, "hosts": {host: values.get("result", {})}}
+        return {"found": True, "hosts": {host: values.get("result", {"host": FACTS})}}
 
     def given(host: str, *names: str) -> dict[str, Any]:
         if host in values.get("broken", ()):
@@ -146,7 +147,8 @@ def options(mode: str) -> dict[str, Any]:
 
 def of_ranks(*ranks: tuple[str, str]) -> Any:
     planned = [{"task": task, "host": host} for task, host in ranks]
-    return {"job": "night", "attempt": 2, "ranks": planned}
+    versions = {"tensorflow": ["2.21.0"], "python": "3.11.7"}
+    return {"job": "night", "attempt": 2, "ranks": planned, "versions": versions}
 
 
 def test_missing_hosts_are_checked_like_before_a_start() -> None:
@@ -200,9 +202,17 @@ def test_hosts_with_which_the_attempt_could_not_start_are_not_checked() -> None:
     assert missing_hosts.growth_of(a_play({}, calls), asked, ranks, training) is None
 
 
-def test_a_host_that_fails_its_check_does_not_count_as_back() -> None:
+@pytest.mark.parametrize(
+    "result",
+    [
+        {"failed": True, "msg": "port 12345 is in use"},
+        {"host": {**FACTS, "tensorflow": "2.20.0"}},
+        {"host": {**FACTS, "cores": "many"}},
+    ],
+)
+def test_a_host_that_fails_its_check_does_not_count_as_back(result: dict[str, Any]) -> None:
     calls: list[tuple[str, str, Any]] = []
-    play = a_play({"result": {"failed": True, "msg": "port 12345 is in use"}}, calls)
+    play = a_play({"result": result}, calls)
     training = [view("worker-0")]
     ranks = of_ranks(("worker-0", "node-1"))
     growth = missing_hosts.growth_of(play, options("always"), ranks, training)
