@@ -83,9 +83,10 @@ class Connection(_Core):  # type: ignore[misc]
         with self._session():
             if not self._in_session:
                 raise AnsibleError("ssh is not set to share logins")
-            words = self._ssh(self.host, command)
+            # No terminal, whatever the user's options are: of -t and -T, the last one counts.
+            words = self._ssh("-T", self.host, command)
             # If the login has ended meanwhile, ssh must not ask for a password.
-            words[1:1] = [b"-T", b"-o", b"BatchMode=yes", b"-o", b"ControlMaster=no"]
+            words[1:1] = [b"-o", b"BatchMode=yes", b"-o", b"ControlMaster=no"]
             pipe = subprocess.PIPE
             yield subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
 

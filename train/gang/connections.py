@@ -196,7 +196,7 @@ def end_with_ansible() -> None:
 def allow_many_connections() -> None:
     """Let this process open as many files as the system allows it.
 
-    A connection to a host that is asked repeatedly takes about nine. The usual limit, 1024, is for
+    A connection to a host that is asked repeatedly takes up to nine. The usual limit, 1024, is for
     programs that cannot handle more; the system allows more to those that ask for it.
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -24,7 +24,7 @@ _END_S = 2.0
 
 
 class SessionError(Exception):
-    """A session cannot be started, or the program does not answer anymore."""
+    """A session cannot be started, or the program no longer answers."""
 
 
 class HostSession:
@@ -60,7 +60,7 @@ class HostSession:
             raise SessionError(str(error)) from error
         assert process.stdin is not None
         assert process.stdout is not None
-        self._stdin, self._stdout = process.stdin, process.stdout
+        self._process, self._stdin, self._stdout = process, process.stdin, process.stdout
         self._held.callback(_end, process)
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,6 +83,10 @@ class HostSession:
         """End the program."""
         self._held.close()
 
+    def kill(self) -> None:
+        """End the connection at once. ``ask`` in another thread then raises SessionError."""
+        self._process.kill()
+
 
 def _skip_until(stream: IO[bytes], end: bytes) -> None:
     """Skip the lines of a login up to the one that ends with ``end``."""
@@ -91,6 +95,8 @@ def _skip_until(stream: IO[bytes], end: bytes) -> None:
         line = stream.readline(left)
         if line.endswith(end):
             return
+        if line.endswith(end.replace(b"\n", b"\r\n")):
+            raise ValueError("the host has opened a terminal, which mixes requests and answers")
         left -= len(line) or left
     raise ValueError("the program did not start")
 

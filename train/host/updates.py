@@ -7,8 +7,8 @@ is the maximum number of seconds to wait for updates. New lines are collected fo
 before they are printed, but a change of phase is reported at once. All files of an answer share its
 maximum size, so that a rank with much output does not delay the others.
 
-Without arguments, it reads them from its standard input, as a line of JSON for each answer. It ends
-at the end of the input, or if there is no request for a minute.
+Without arguments, it answers each line of its standard input, a JSON object with ``cursors``,
+``wait`` and ``interval``. It ends with the input, or if there is no request for a minute.
 """
 
 from __future__ import annotations

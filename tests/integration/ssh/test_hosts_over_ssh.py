@@ -120,7 +120,7 @@ def test_one_process_of_each_machine_answers_a_watch(lab: Lab, testbed: Testbed)
     assert updaters(testbed)[1] == first[1]
     testbed.exec("host-0", "pkill", "-TERM", "-f", "main.py")
     assert command.end(120).code == 1
-    assert updaters(testbed) == ["", ""]
+    wait_until(lambda: updaters(testbed) == ["", ""], "their end", 10)
     for task in ("worker-0", "worker-2"):
         records = (lab.runs_dir / f"asked/progress/{task}.jsonl").read_text().splitlines()
         steps = [json.loads(line).get("step") for line in records]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,14 +29,14 @@ class Connection:
 
     become: Any = None
 
-    def __init__(self, login: str = "true") -> None:
-        self._login = login
+    def __init__(self, login: str = "true", output: str = "") -> None:
+        self._login, self._output = login, output
         self.processes: list[subprocess.Popen[bytes]] = []
         self.open = 0
 
     @contextlib.contextmanager
     def process(self, command: str) -> Iterator[subprocess.Popen[bytes]]:
-        words = ["/bin/bash", "-c", f"{self._login}; {command}"]
+        words = ["/bin/bash", "-c", f"{self._login}; {command} {self._output}"]
         pipe = subprocess.PIPE
         self.processes.append(subprocess.Popen(words, stdin=pipe, stdout=pipe))
         self.open += 1
@@ -62,7 +63,9 @@ def test_one_program_answers_all_requests_and_ends_with_the_session() -> None:
 
 def test_the_program_runs_in_its_folder(tmp_path: Path) -> None:
     program = "import json, os; input(); print(json.dumps({'folder': os.getcwd()}))"
-    assert session(Connection(), program, str(tmp_path)).ask({}) == {"folder": str(tmp_path)}
+    asked = session(Connection(), program, str(tmp_path))
+    assert asked.ask({}) == {"folder": str(tmp_path)}
+    asked.close()
 
 
 @pytest.mark.parametrize(
@@ -81,6 +84,23 @@ def test_a_program_without_an_answer_is_an_error(program: str) -> None:
     with pytest.raises(SessionError):
         asked.ask({})
     asked.close()
+
+
+def test_a_terminal_is_refused_at_once() -> None:
+    asked = session(Connection(output="| sed -u 's/$/\\r/'"), ECHO)
+    with pytest.raises(SessionError, match="terminal"):
+        asked.ask({})
+    asked.close()
+
+
+def test_a_request_of_another_thread_fails_when_the_session_is_killed() -> None:
+    connection = Connection()
+    asked = session(connection, "import time; time.sleep(60)")
+    threading.Timer(0.2, asked.kill).start()
+    with pytest.raises(SessionError):
+        asked.ask({})
+    asked.close()
+    assert connection.processes[0].poll() == -9
 
 
 @pytest.mark.parametrize("login", ["exit 1", "while :; do echo noise; done", "yes | tr -d '\\n'"])

@@ -149,7 +149,7 @@ def test_a_notice_of_preemption_is_reported_at_once(folder: Path) -> None:
     assert time.monotonic() - began >= 0.5
 
 
-def serving(folder: Path) -> subprocess.Popen[str]:
+def serving() -> subprocess.Popen[str]:
     words = [sys.executable, "-S", "-E", "-m", "train.host.updates"]
     pipe = subprocess.PIPE
     return subprocess.Popen(words, cwd=REPOSITORY, stdin=pipe, stdout=pipe, text=True)
@@ -157,7 +157,7 @@ def serving(folder: Path) -> subprocess.Popen[str]:
 
 def test_requests_are_answered_until_the_input_ends(folder: Path) -> None:
     log, cursor = folder / rank_files.LOG_FILE, dict(START)
-    with serving(folder) as process:
+    with serving() as process:
         assert process.stdin is not None
         assert process.stdout is not None
         for text in ("one\n", "two\n"):

@@ -255,8 +255,8 @@ def test_a_command_that_is_talked_to_holds_a_place_in_a_login(machine: Machine) 
         with talking.process("cat") as process:
             assert process.communicate() == (b"done\n", None)
         words = [os.fsdecode(word) for word in process.args]
-    assert words[-2:] == ["node-1", "cat"]
-    assert words[1:6] == ["-T", "-o", "BatchMode=yes", "-o", "ControlMaster=no"]
+    assert words[-3:] == ["-T", "node-1", "cat"]
+    assert words[1:5] == ["-o", "BatchMode=yes", "-o", "ControlMaster=no"]
     commands = machine.calls("command")
     assert len(commands) == 9
     assert len([command for command in commands if command.endswith("-1")]) == 1

@@ -109,6 +109,7 @@ class FollowedGang(Ranks):
             return all(fates) or None
 
         self._run(done, wait=0.0)
+        self._compare()
         for view in self.views:
             if not view.last_update_at:  # its state is unknown, and the job continues without it
                 view.state = {"phase": records.FAILED}
@@ -168,11 +169,8 @@ class FollowedGang(Ranks):
         except Exception as error:
             self._cannot_compare(error)
 
-    def _compare(self, now: float) -> None:
-        """Report any rank that slows down the others, at most once in _COMPARE_S seconds."""
-        if now < self._compare_at:
-            return
-        self._compare_at = now + _COMPARE_S
+    def _compare(self) -> None:
+        """Report any rank that slows down the others."""
         try:
             slow = self._stragglers.finding()
         except Exception as error:
@@ -184,7 +182,7 @@ class FollowedGang(Ranks):
 
     def _cannot_compare(self, error: Exception) -> None:
         # The job must not depend on a host's load reports.
-        text = f"slow ranks are no longer detected: {error!r}"
+        text = f"the paces of the ranks could not be compared: {error!r}"
         self._journal.notice("load", text, once="")
 
     def _judge(self, now: float, growth: Growth | None) -> GangOutcome | None:
@@ -192,7 +190,9 @@ class FollowedGang(Ranks):
 
         Show the notices that are due.
         """
-        self._compare(now)
+        if now >= self._compare_at:
+            self._compare_at = now + _COMPARE_S
+            self._compare()
         self._reachability.check(now)
         self._notices.missing_chief()
         self._journal.write_metrics(self.views, now)
@@ -205,6 +205,8 @@ class FollowedGang(Ranks):
         if not self._reachability.is_settled(now):
             return None
         ended = self._verdict.reach(now, self._reachability.cut_since is not None)
+        if ended is not None:
+            self._compare()
         is_whole = all(view.phase == records.RUNNING for view in self._training)
         if ended is None and is_whole and growth is not None:
             back = growth.returned(now, self._training)

@@ -52,7 +52,7 @@ _FAR_BEHIND = 1 << 22
 #: Maximum bytes of an answer to parse: of any log, and of progress that is far behind.
 _LOG_SEEN, _PROGRESS_SEEN = 1 << 18, 1 << 16
 #: Maximum number of updates in the queue, and seconds between two attempts to add one. A thread
-#: that tries again is the last in turn.
+#: that tries again goes to the end of the line.
 _QUEUE, _TURN_S = 64, 5.0
 #: Maximum seconds in which updates are taken from the queue between two judgements.
 _TAKE_S = 0.05
@@ -160,6 +160,12 @@ class Ranks:
 
     def _ask(self, views: Sequence[View], wait: float) -> None:
         """Ask a machine for updates of its ranks until they have ended. Runs in a thread."""
+        try:
+            self._ask_until_the_end(views, wait)
+        finally:
+            self._leave(views[0].target)
+
+    def _ask_until_the_end(self, views: Sequence[View], wait: float) -> None:
         ranks = {view.target.rank_dir: view for view in views}
         cursors: dict[str, Cursor] = {}
         for rank_dir, view in ranks.items():
@@ -205,7 +211,6 @@ class Ranks:
                     del cursors[rank_dir]
                 self._hand_over(view, update, unsaved)
             self._over.wait(pause)
-        self._leave(views[0].target)
 
     def _hand_over(self, view: View, update: Update | Exception, unsaved: str) -> None:
         """Queue an update to be judged after the previous ones."""

@@ -10,6 +10,8 @@ are available.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import statistics
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,7 +26,6 @@ Readings = Sequence[Reading]
 #: NVML's bits for a clock that heat or the power supply has reduced, and for one that the power
 #: limit has reduced.
 _GPU_HELD, _GPU_POWER = 0x8 | 0x20 | 0x40 | 0x80, 0x4
-_GPU_ANY = _GPU_HELD | _GPU_POWER
 
 #: Minimum duration, in seconds, and number of records of each rank for a judgement.
 WINDOW_S = 20.0
@@ -336,11 +337,36 @@ def rates(readings: Readings) -> dict[str, float]:
     return found
 
 
+class _Pooled:
+    """Values of all ranks, for the median of all others than one of them.
+
+    With hundreds of ranks, sorting the others' values for each rank would take long.
+    """
+
+    def __init__(self, values: Mapping[str, Sequence[float]]) -> None:
+        self._own = {task: sorted(own) for task, own in values.items()}
+        self._all = sorted(itertools.chain.from_iterable(values.values()))
+
+    def median_of_others(self, task: str) -> float | None:
+        """Return the median of all values except those of a rank, or None if there are none."""
+        own = self._own.get(task, [])
+        count = len(self._all) - len(own)
+        if not count:
+            return None
+        return (self._other((count - 1) // 2, own) + self._other(count // 2, own)) / 2
+
+    def _other(self, place: int, own: Sequence[float]) -> float:
+        """Return the value at ``place`` in the sorted values without the sorted ``own`` ones."""
+        for number, value in enumerate(own):
+            # The place of this value, after its equals that come before it in ``own``.
+            before = number - bisect.bisect_left(own, value)
+            if bisect.bisect_left(self._all, value) + before <= place:
+                place += 1
+        return self._all[place]
+
+
 class _Compared:
     """Readings of all ranks, which are compared with each other.
-
-    With hundreds of ranks, a comparison with all others takes long, so it is only made for a rank
-    whose own readings are unusual.
 
     Attributes:
         grown: the ``rates`` of each rank.
@@ -349,10 +375,13 @@ class _Compared:
     def __init__(self, ranks: Mapping[str, Readings]) -> None:
         self._ranks = ranks
         self.grown = {task: rates(readings) for task, readings in ranks.items()}
-        clocks = {task: _values(readings, "mhz") for task, readings in ranks.items()}
-        self._clocks = {task: found for task, found in clocks.items() if found}
-        self._usual_clock = {task: statistics.median(own) for task, own in self._clocks.items()}
-        self._fastest = max(self._usual_clock.values(), default=0.0)
+        self._clocks = {task: _values(readings, "mhz") for task, readings in ranks.items()}
+        shares = {task: _waiting_share(grown) for task, grown in self.grown.items()}
+        self._shares = {task: share for task, share in shares.items() if share is not None}
+        gpus = {task: _newest_gpus(readings) for task, readings in ranks.items()}
+        self._all_clocks = _Pooled(self._clocks)
+        self._all_shares = _Pooled({task: [share] for task, share in self._shares.items()})
+        self._all_gpus = _Pooled({task: [gpu["mhz"] for gpu in own] for task, own in gpus.items()})
 
     def hindrances(self, task: str) -> Iterator[str]:
         """Yield the reasons why a rank's processors are slow, as texts that follow ``TASK:``."""
@@ -380,31 +409,16 @@ class _Compared:
         yield from self._held_gpus(task)
 
     def _slow_clock(self, task: str) -> Iterator[str]:
-        own = self._usual_clock.get(task, self._fastest)
-        # The median of all others is not above the largest of their medians.
-        if own >= 0.75 * self._fastest:
-            return
-        theirs = [mhz for name, found in self._clocks.items() if name != task for mhz in found]
-        if theirs and own < 0.75 * statistics.median(theirs):
+        own, theirs = self._clocks[task], self._all_clocks.median_of_others(task)
+        if own and theirs is not None and statistics.median(own) < 0.75 * theirs:
             yield (
-                f"its cores run at {own:.0f} MHz, the others' at {statistics.median(theirs):.0f}"
+                f"its cores run at {statistics.median(own):.0f} MHz, the others' at {theirs:.0f}"
             )
-
-    def _waiting_share(self, task: str) -> float | None:
-        """Return how much of its runnable time a rank has waited for a core; None if unknown."""
-        grown = self.grown[task]
-        wanted = grown.get("cpu_s", 0.0) + grown.get("wait_s", 0.0)
-        known = {"cpu_s", "wait_s"} <= grown.keys() and wanted > 0
-        return grown["wait_s"] / wanted if known else None
 
     def _starved(self, task: str) -> Iterator[str]:
         """Yield a text if a rank's threads wait for a core longer than those of other ranks."""
-        share = self._waiting_share(task) or 0.0
-        if share < 0.15:
-            return
-        shares = [self._waiting_share(name) for name in self._ranks if name != task]
-        theirs = [known for known in shares if known is not None]
-        if theirs and share < 2 * statistics.median(theirs):
+        share, theirs = self._shares.get(task, 0.0), self._all_shares.median_of_others(task)
+        if share < 0.15 or (theirs is not None and share < 2 * theirs):
             return
         newest = {name: readings[-1] for name, readings in self._ranks.items() if readings}
         reading = newest.pop(task)
@@ -423,21 +437,23 @@ class _Compared:
         yield text
 
     def _held_gpus(self, task: str) -> Iterator[str]:
-        gpus = [gpu for gpu in _newest_gpus(self._ranks[task]) if gpu["reasons"] & _GPU_ANY]
-        if not gpus:
-            return
-        others = [readings for name, readings in self._ranks.items() if name != task]
-        theirs = [gpu["mhz"] for other in others for gpu in _newest_gpus(other)]
-        usual = statistics.median(theirs or [0.0])
-        for gpu in gpus:
+        usual = self._all_gpus.median_of_others(task) or 0.0
+        for gpu in _newest_gpus(self._ranks[task]):
             held, slower = gpu["reasons"] & _GPU_HELD, gpu["mhz"] < 0.8 * usual
-            if held or slower:
+            if held or (slower and gpu["reasons"] & _GPU_POWER):
                 why = "heat or its power supply" if held else "its power limit"
                 compared = f", others {usual:.0f}" if slower else ""
                 yield (
                     f"the clock of GPU {gpu['index']} is throttled by {why}: {gpu['mhz']} MHz "
                     f"of {gpu['max_mhz']}{compared}"
                 )
+
+
+def _waiting_share(grown: Mapping[str, float]) -> float | None:
+    """Return how much of its runnable time a rank has waited for a core, or None if unknown."""
+    wanted = grown.get("cpu_s", 0.0) + grown.get("wait_s", 0.0)
+    known = {"cpu_s", "wait_s"} <= grown.keys() and wanted > 0
+    return grown["wait_s"] / wanted if known else None
 
 
 def _values(readings: Readings, name: str) -> list[float]:

@@ -47,12 +47,16 @@ def follow_gang(play: connections.Play, args: Args) -> dict[str, object]:
     """Follow all ranks until the gang has ended, and keep the outcome for ``report``."""
     connections.allow_many_connections()
     run_dir = Path(args["run_dir"]).expanduser()
-    gang = _gang(play, args, connections.say)
+    hosts = RankHosts(play)
+    gang = _gang(play, args, connections.say, hosts)
     manifest = run_folders.read_manifest(run_dir.name, run_dir.parent)
     if not args["ranks"]:  # attach has stored the hosts' manifest, which is staged
         json_files.write_json(str(run_dir / MANIFEST_FILE), staged(manifest))
     growth = missing_hosts.growth_of(play, args, manifest, views.views_in_training(gang.views))
-    ended = gang.follow(growth)
+    try:
+        ended = gang.follow(growth)
+    finally:
+        hosts.close()
     json_files.write_json(str(run_dir / OUTCOME_FILE), asdict(ended))
     late = [view for view in gang.views if view.target.host in ended.unreachable]
     gone = sorted({view.target.host for view in late if view.is_gone(time.monotonic())})
@@ -70,7 +74,7 @@ def follow_gang(play: connections.Play, args: Args) -> dict[str, object]:
 def report(play: connections.Play, args: Args) -> dict[str, object]:
     """Fetch the rest of logs and progress, write ``result.json`` and send notifications."""
     run_dir = Path(args["run_dir"]).expanduser()
-    gang = _gang(play, args, lambda line: None)
+    gang = _gang(play, args, lambda line: None, RankHosts(play))
     gang.drain(connections.say)
     ended = outcome.GangOutcome(**(json_files.read_json(str(run_dir / OUTCOME_FILE)) or {}))
     if args["fetch_error"]:
@@ -161,9 +165,11 @@ def notify_end(play: connections.Play, run_dir: Path, metrics_dir: str) -> list[
     return _notify(play, ended, run_dir, ["failure"] * fails_now + ["end"])
 
 
-def _gang(play: connections.Play, args: Args, say: Callable[[str], None]) -> follow.FollowedGang:
+def _gang(
+    play: connections.Play, args: Args, say: Callable[[str], None], hosts: RankHosts
+) -> follow.FollowedGang:
     """Return the ranks of the job, ready to be followed."""
-    run_dir, hosts = Path(args["run_dir"]).expanduser(), RankHosts(play)
+    run_dir = Path(args["run_dir"]).expanduser()
     manifest: Any = read_manifest(run_dir) or {}
     targets = []
     for host, found, planned in _ranks(play, args, manifest.get("ranks", ())):
@@ -215,7 +221,10 @@ def fetch_logs(play: connections.Play, args: Args) -> dict[str, object]:
     )
     hosts = RankHosts(play)
     logs = _Logs(targets, folder, hosts.poll, _limits(args), busy, hosts.leave)
-    return logs.fetch([int(rank["log_from"]) for rank in args["ranks"]], growing)
+    try:
+        return logs.fetch([int(rank["log_from"]) for rank in args["ranks"]], growing)
+    finally:
+        hosts.close()
 
 
 class _Logs(polling.Ranks):

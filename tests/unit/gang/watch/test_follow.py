@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from typing import Any
@@ -91,9 +90,9 @@ def test_many_updates_do_not_repeat_the_comparison_of_all_ranks(
     made: list[float] = []
     monkeypatch.setattr(Stragglers, "finding", lambda self: made.append(time.monotonic()))
     monkeypatch.setattr(follow, "_COMPARE_S", 0.3)
+    began = time.monotonic()
     steps = [{"phase": "running", "progress": record("training", step=n)} for n in range(60)]
     ranks = {f"worker_{index}": [*steps, done()] for index in range(8)}
     assert gang(Hosts(**ranks)).follow().state == "completed"
-    assert made
-    gaps = [after - before for before, after in itertools.pairwise(made)]
-    assert all(gap >= 0.3 for gap in gaps)
+    # The first one is at once, and the last one at the end.
+    assert 2 <= len(made) <= (time.monotonic() - began) / 0.3 + 2

@@ -29,6 +29,10 @@ class Session:
     def close(self) -> None:
         self.closed = True
 
+    def kill(self) -> None:
+        self._play.made.append("killed")
+        self._play.broken = True
+
 
 class Play:
     """Records how a host is asked."""
@@ -101,17 +105,38 @@ def test_a_session_that_breaks_is_replaced_once_a_command_has_worked() -> None:
     assert len(play.sessions) == 2
 
 
-def test_a_machine_without_any_answer_in_a_session_gets_commands() -> None:
+def test_a_machine_without_any_answer_in_a_session_gets_commands_after_three_tries() -> None:
     play = Play()
     asked = hosts(play)
     play.broken = True
-    assert poll(asked) == "command"
+    assert [poll(asked) for _ in range(5)] == ["command"] * 5
+    assert play.made.count("opened") == 3
     play.broken = False
-    play.made.clear()
-    assert [poll(asked) for _ in range(2)] == ["command"] * 2
-    assert play.made == ["command"] * 2
+    assert poll(asked) == "command"
     other: Any = SimpleNamespace(**{**vars(TARGET), "place": "b"})
     assert poll(asked, other) == "session", "only this machine is concerned"
+
+
+def test_the_command_after_a_failed_session_waits_only_for_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    play = Play()
+    times = iter([100.0, 103.0, 200.0, 209.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(times))
+    play.broken = True
+    asked = hosts(play)
+    found: Any = [asked.poll(TARGET, {}, 5.0, 2.0)["words"] for _ in range(2)]
+    assert found == [["{}", "2.0", "2.0"], ["{}", "0.0", "2.0"]]
+
+
+def test_nothing_is_asked_once_the_watch_is_over() -> None:
+    play = Play()
+    asked = hosts(play)
+    poll(asked)
+    asked.close()
+    with pytest.raises(OSError, match="the watch is over"):
+        poll(asked)
+    assert play.made == ["opened", "asked", "killed", "asked"]
 
 
 def test_a_failed_login_is_not_tried_twice_for_a_request() -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import statistics
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from train.gang.watch.stragglers import PaceFinding, Stragglers
+from train.gang.watch.stragglers import PaceFinding, Stragglers, _Pooled
 
 #: Own parts of a step, in ms: waiting for examples, computing.
 USUAL = (1.0, 19.0)
@@ -239,17 +242,42 @@ class Counting(dict[str, Any]):
         return super().get(name, default)
 
 
-@pytest.mark.parametrize("slowed", [False, True])
-def test_the_work_of_a_comparison_grows_with_the_number_of_ranks_only(slowed: bool) -> None:
+GPU = {"index": 0, "mhz": 1500, "max_mhz": 1980, "reasons": 0x4}
+
+
+@pytest.mark.parametrize(
+    ("usual", "of_one"),
+    [
+        ({"mhz": 3000}, {}),
+        ({"mhz": 3000}, {"mhz": 900, "wait_s": 1.0}),
+        ({"mhz": 3000}, {"mhz": 9000}),
+        ({"wait_s": 1.0}, {"wait_s": 0.01}),  # all but one wait for cores
+        ({"gpus": [GPU] * 2}, {"gpus": [{**GPU, "mhz": 1900}]}),  # all are at their power limit
+    ],
+)
+def test_the_work_of_a_comparison_grows_with_the_number_of_ranks_only(
+    usual: dict[str, Any], of_one: dict[str, Any]
+) -> None:
     work = []
     for ranks in (50, 200):
         run = Run(ranks)
-        facts = {"worker-3": {"wait_s": 1.0, "mhz": 900}} if slowed else {}
-        usual = {task: {"mhz": 3000} for task in run.tasks}
-        run.go(30, facts={**usual, **facts}, times=False)
+        facts = dict.fromkeys(run.tasks, usual)
+        run.go(30, facts={**facts, "worker-3": {**usual, **of_one}}, times=False)
         for readings in run.watch._readings.values():
             readings.extend([Counting(readings.pop())])
         Counting.reads = 0
         run.watch.finding()
         work.append(Counting.reads)
     assert 0 < work[1] <= 4.5 * work[0]
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 4).map(float), max_size=5), min_size=1, max_size=6),
+    st.integers(0, 5),
+)
+def test_the_median_of_all_others(values: list[list[float]], chosen: int) -> None:
+    by_task = {str(number): own for number, own in enumerate(values)}
+    task = str(chosen % len(values))
+    others = [value for name, own in by_task.items() if name != task for value in own]
+    expected = statistics.median(others) if others else None
+    assert _Pooled(by_task).median_of_others(task) == expected
