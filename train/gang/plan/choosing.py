@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,10 +18,11 @@ from train.host.host_facts import HostFacts
 def choose_hosts(play: connections.Play, args: Args) -> dict[str, object]:
     """Choose the hosts of an attempt from the results of ``gang_check``.
 
-    Hosts in ``without`` are excluded for the given reasons, and in a later attempt those whose
-    framework has another version than that of the job, unless all have. ``warnings`` are about
-    excluded hosts, and about machines with several names. Raise UserError if the remaining hosts
-    are not enough, NothingAnsweredError if no host answered.
+    Hosts in ``without`` are excluded for the given reasons. If the hosts of a later attempt would
+    have different versions of the framework, those with another version than the job's are excluded
+    as well, unless the others are not enough. ``warnings`` are about excluded hosts, and about
+    machines with several names. Raise UserError if the remaining hosts are not enough,
+    NothingAnsweredError if no host answered.
     """
     groups = {
         kind: machine_ranks.in_order(hosts, play.machine_of)
@@ -35,19 +37,24 @@ def choose_hosts(play: connections.Play, args: Args) -> dict[str, object]:
         earlier = [rank["host"] for rank in manifest["ranks"]]
     missing, found, unreachable = _facts(play, checks, first)
     machines = {host: facts["machine"] for host, facts in found.items()}
-    if not first:
-        others = {
-            host: framework_versions.differing(facts, manifest.get("versions", {}))
-            for host, facts in found.items()
-        }
-        if not all(others.values()):
-            missing |= {host: why for host, why in others.items() if why}
     missing = {**(args["without"] or {}), **missing}
     if unreachable and len(unreachable) == len(checks):
         raise NothingAnsweredError("no host answered; nothing was started")
     # The task that checks the hosts shows why they are unreachable.
     brief = {**missing, **dict.fromkeys(unreachable, "unreachable")}
-    chosen = placement.choose(groups, brief, least=int(args["min_workers"]), earlier=earlier)
+    least = int(args["min_workers"])
+    chosen = placement.choose(groups, brief, least=least, earlier=earlier)
+    versions = framework_versions.of_all({host: found[host] for host in chosen["hosts"]})
+    if not first and any(len(several) > 1 for several in versions.values()):
+        known = manifest.get("versions", {})
+        differing = {
+            host: why
+            for host, facts in found.items()
+            if (why := framework_versions.differing(facts, known))
+        }
+        with contextlib.suppress(UserError):  # the plan then names the versions
+            chosen = placement.choose(groups, {**brief, **differing}, least=least, earlier=earlier)
+            missing = {**differing, **missing}
     chosen["left_out"] = {host: missing[host] for host in chosen["left_out"]}
     reached = {}  # machines are distinguished as in playbooks/machines.yml
     for host in machines:

@@ -114,6 +114,15 @@ def test_a_later_attempt_leaves_out_a_host_with_another_version(tmp_path: Path) 
     upgraded = {name: with_version(name, "2.22.0") for name in NAMES}
     chosen = choose(upgraded, **later)
     assert (chosen["hosts"], chosen["left_out"]) == (["node-0", "node-1"], {})
+    # A spare with the old version changes nothing, nor does a host whose version is unknown.
+    for result in (with_version("node-2", "2.21.0"), fine("node-2")):
+        chosen = choose({**upgraded, "node-2": result}, **later)
+        assert (chosen["hosts"], chosen["left_out"]) == (["node-0", "node-1"], {})
+    chosen = choose({**upgraded, "node-1": fine("node-1")}, **later)
+    assert chosen["hosts"] == ["node-0", "node-1"]
+    # Without enough other hosts, the plan names the different versions.
+    mixed = {**found, "node-1": with_version("node-1", "2.20.0"), "node-2": AWAY}
+    assert choose(mixed, **{**later, "min_workers": 0})["hosts"] == ["node-0", "node-1"]
 
 
 def test_one_machine_under_two_names_is_a_warning() -> None:
