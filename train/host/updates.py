@@ -8,7 +8,8 @@ before they are printed, but a change of phase is reported at once. All files of
 maximum size, so that a rank with much output does not delay the others.
 
 Without arguments, it answers each line of its standard input, a JSON object with ``cursors``,
-``wait`` and ``interval``. It ends with the input, or if there is no request for a minute.
+``wait`` and ``interval``. It ends with the input, after a minute without a request, or if a request
+or an answer is stuck.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import contextlib
 import json
 import os
 import select
+import signal
 import sys
 import time
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from . import load, rank_files, ranks, records, tail
 from .masking import Mask
@@ -32,6 +34,8 @@ LAST = 32_768
 _TICK = 0.2
 #: Maximum number of seconds between an answer and the next request.
 _IDLE_S = 60.0
+#: Maximum number of seconds to receive a request or to send an answer.
+_STUCK_S = 600.0
 _FILES = {
     "log": rank_files.LOG_FILE,
     "progress": rank_files.PROGRESS_FILE,
@@ -202,12 +206,22 @@ def answer_requests() -> None:
     """Answer the requests on standard input, see the module's docstring."""
     # A connection that was lost may not end for hours.
     while select.select([sys.stdin], [], [], _IDLE_S)[0]:
-        line = sys.stdin.readline()
+        with _limited_time():
+            line = sys.stdin.readline()
         if not line:
             return
         request = json.loads(line)
         found = wait_for_updates(request["cursors"], request["wait"], request["interval"])
-        print(json.dumps(found), flush=True)
+        with _limited_time():
+            print(json.dumps(found), flush=True)
+
+
+@contextlib.contextmanager
+def _limited_time() -> Iterator[None]:
+    """End this process, with SIGALRM, if the block takes longer than _STUCK_S seconds."""
+    signal.setitimer(signal.ITIMER_REAL, _STUCK_S)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def main(arguments: Sequence[str]) -> None:

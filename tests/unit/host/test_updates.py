@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -172,6 +173,17 @@ def test_requests_are_answered_until_the_input_ends(folder: Path) -> None:
         process.stdin.close()
         assert process.wait(10) == 0
         assert process.stdout.read() == ""
+
+
+def test_a_program_with_half_a_request_ends() -> None:
+    program = "from train.host import updates; updates._STUCK_S = 0.2; updates.main([])"
+    pipe = subprocess.PIPE
+    words = [sys.executable, "-S", "-E", "-c", program]
+    with subprocess.Popen(words, cwd=REPOSITORY, stdin=pipe, stdout=pipe) as process:
+        assert process.stdin is not None
+        process.stdin.write(b'{"cursors": ')
+        process.stdin.flush()
+        assert process.wait(10) == -signal.SIGALRM
 
 
 def test_a_program_without_requests_ends(

@@ -146,17 +146,19 @@ class Ranks:
             places.setdefault(view.target.place, []).append(view)
         for together in places.values():
             threading.Thread(target=self._ask, args=(together, wait), daemon=True).start()
-        while True:
-            with contextlib.suppress(queue.Empty):
-                self._take(*self._updates.get(timeout=0.5))
-                # A judgement looks at all ranks, so others that have reported come first.
-                until = time.monotonic() + _TAKE_S
-                while time.monotonic() < until:
-                    self._take(*self._updates.get_nowait())
-            judgement = judge()
-            if judgement is not None:
-                self._over.set()
-                return judgement
+        try:
+            while True:
+                with contextlib.suppress(queue.Empty):
+                    self._take(*self._updates.get(timeout=0.5))
+                    # A judgement looks at all ranks, so others that have reported come first.
+                    until = time.monotonic() + _TAKE_S
+                    while time.monotonic() < until:
+                        self._take(*self._updates.get_nowait())
+                judgement = judge()
+                if judgement is not None:
+                    return judgement
+        finally:
+            self._over.set()
 
     def _ask(self, views: Sequence[View], wait: float) -> None:
         """Ask a machine for updates of its ranks until they have ended. Runs in a thread."""

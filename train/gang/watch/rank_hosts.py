@@ -41,7 +41,7 @@ class RankHosts:
         self, target: Target, cursors: dict[str, Any], wait: float, interval: float
     ) -> Mapping[str, object]:
         """Return updates of the ranks on the machine of ``target``; see train/host/updates.py."""
-        if self._play.is_here(target.host, "updates"):
+        if self._play.is_here(target.host, _purpose(target)):
             # This machine trains as well: a process for each request would cost one step in fifty.
             return updates.wait_for_updates(cursors, wait, interval)
         place, began = target.place, time.monotonic()
@@ -86,7 +86,10 @@ class RankHosts:
         """Return the session with the machine of ``target``. Raise SessionError if it fails."""
         if target.place not in self._sessions:
             words, folder = self._words(target, "updates")
-            self._sessions[target.place] = self._play.session(target.host, "updates", words, folder)
+            started = self._play.session(target.host, _purpose(target), words, folder)
+            self._sessions[target.place] = started
+            if self._is_over:  # since the login began
+                raise SessionError("the watch is over")
         return self._sessions[target.place]
 
     def _run(

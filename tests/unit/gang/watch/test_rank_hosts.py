@@ -40,6 +40,7 @@ class Play:
     def __init__(self) -> None:
         self.made: list[str] = []
         self.sessions: list[Session] = []
+        self.purposes: set[str] = set()
         self.broken = self.unreachable = self.local = False
 
     def is_here(self, host: str, purpose: str) -> bool:
@@ -49,6 +50,7 @@ class Play:
         program = ["py", "-S", "-E", "programs.zip", "train.host.updates"]
         assert (words, folder) == (program, "/x/launcher")
         self.made.append("opened")
+        self.purposes.add(purpose)
         if self.unreachable:
             raise UnreachableError("no route")
         self.sessions.append(Session(self))
@@ -56,6 +58,7 @@ class Play:
 
     def run(self, host: str, purpose: str, words: list[str], folder: str) -> dict[str, Any]:
         self.made.append("command")
+        self.purposes.add(purpose)
         if self.unreachable:
             raise UnreachableError("no route", "network")
         return {"by": "command", "words": words[5:]}
@@ -127,6 +130,34 @@ def test_the_command_after_a_failed_session_waits_only_for_the_rest(
     asked = hosts(play)
     found: Any = [asked.poll(TARGET, {}, 5.0, 2.0)["words"] for _ in range(2)]
     assert found == [["{}", "2.0", "2.0"], ["{}", "0.0", "2.0"]]
+
+
+def test_a_session_that_starts_while_the_watch_ends_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    play = Play()
+    asked, begin = hosts(play), play.session
+
+    def session(*given: Any) -> Session:
+        asked.close()
+        return begin(*given)
+
+    monkeypatch.setattr(play, "session", session)
+    with pytest.raises(OSError, match="the watch is over"):
+        poll(asked)
+    assert play.made == ["opened"]
+    assert play.sessions[0].closed
+
+
+def test_each_place_has_a_separate_connection_for_sessions_and_commands() -> None:
+    play = Play()
+    asked = hosts(play)
+    places: list[Any] = [SimpleNamespace(**{**vars(TARGET), "place": place}) for place in "ab"]
+    for broken in (False, True):
+        play.broken = broken
+        for target in places:
+            poll(asked, target)
+    assert play.purposes == {"updates of a", "updates of b"}
 
 
 def test_nothing_is_asked_once_the_watch_is_over() -> None:
