@@ -23,9 +23,15 @@ options:
     description: >-
       The name of the variable with what the rank of an inventory host gets. It is rendered with the
       variables of each host: C(root), the folder on the host that contains C(jobs/); C(tf_config),
-      its C(TF_CONFIG); C(spec), the content of C(rank.json); and C(lease_dir), the folder on the
-      host in which all users' ports and GPUs are leased.
+      its C(TF_CONFIG); and C(lease_dir), the folder on the host in which all users' ports and GPUs
+      are leased.
     type: str
+    required: true
+  template:
+    description: >-
+      The template of C(rank.json), the description of a rank for its supervisor. It is rendered
+      with the variables of each host.
+    type: path
     required: true
   beside:
     description: >-
@@ -63,6 +69,7 @@ EXAMPLES = r"""
   tensorflow_ansible.cluster.gang_stage:
     hosts: '{{ gang.hosts }}'
     options: my_rank
+    template: '{{ role_path }}/templates/rank.json.j2'
     beside: '{{ variables.beside }}'
     archive: runs/digits-1/code.tar.gz
     manifest: '{{ gang.manifest }}'

@@ -23,7 +23,7 @@ import yaml
 from ansible import constants
 from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.plugins.loader import filter_loader, test_loader
-from ansible.template import Templar
+from ansible.template import Templar, trust_as_template
 from ansible.utils.display import Display
 
 from train.gang import (
@@ -234,6 +234,12 @@ def written(value: Any) -> str | None:
     return None
 
 
+@functools.cache
+def _resolved(path: str) -> Path:
+    """Return a path without links. The collection may be reached through one."""
+    return Path(path).resolve()
+
+
 class Play:
     """The play of an action that runs once, with access to all hosts of the play.
 
@@ -382,6 +388,14 @@ class Play:
         template = self._templating(host, variables)
         return {name: template(name, variables[name]) for name in names if name in variables}
 
+    def rendered(self, host: str, template: str) -> str:
+        """Render a template of this project with the variables of a host.
+
+        Ansible's lookup ``template`` would copy all variables for each host.
+        """
+        templating = self._templating(host, self.variables(host))
+        return str(templating("a template", trust_as_template(template)))
+
     def _templating(self, host: str, variables: Args) -> Callable[[str, Any], Any]:
         """Return a function that renders a host's variable, given its name and value.
 
@@ -460,8 +474,7 @@ class Play:
             return "-e" if "-e" in place.description else ""
         if place.path.endswith(EXTRA_VARIABLES):
             return "-e"
-        # The collection may be reached through a link.
-        if Path(place.path).resolve() == REPOSITORY / "roles/train_job/defaults/main.yml":
+        if _resolved(place.path) == REPOSITORY / "roles/train_job/defaults/main.yml":
             return job_variables.DEFAULT
         return f"{place.path}:{place.line}" if place.line else place.path
 

@@ -35,7 +35,7 @@ def archive() -> str:
     compile the sources. ``python3 ARCHIVE train.host.NAME ARGUMENT ...`` runs a program.
     """
     packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as programs:
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as programs:
         programs.writestr("train/__init__.py", "")
         programs.writestr("__main__.py", _MAIN)
         for path in sorted((PACKAGE / "host").glob("*.py")):

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from train.gang import connections, local_command, restarting
+from train.gang import connections, events, local_command, restarting
 from train.gang.connections import Args, Returned
 from train.gang.errors import UserError
 from train.gang.job_records import Manifest
@@ -20,7 +20,6 @@ from train.gang.local_command import LocalCommand
 from train.gang.login_failures import names_of
 from train.gang.run_folders import read_manifest
 from train.gang.variables import job_variables
-from train.gang.watch import journal
 
 COMMAND = job_variables.REPLACE
 #: The file for the command's output, in the job's folder.
@@ -241,4 +240,4 @@ def _changing(
 def _show(run_dir: Path, text: str) -> None:
     """Show and record a line about the replacement."""
     connections.say(text)
-    journal.write_event(run_dir, notice={"kind": "replacing", "task": None, "text": text})
+    events.write(run_dir, notice={"kind": "replacing", "task": None, "text": text})

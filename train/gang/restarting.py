@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from train.gang import cause_names, connections, login_failures, reports
+from train.gang import cause_names, connections, events, login_failures, reports
 from train.gang.connections import Args
 from train.gang.errors import UnreachableError, UserError
 from train.gang.job_records import Manifest, ResultRecord
 from train.gang.plan import placement
 from train.gang.run_folders import read_manifest
-from train.gang.watch import causes, journal, watching
+from train.gang.watch import causes, watching
 from train.host import end_causes
 
 Returned = dict[str, object]
@@ -244,7 +244,7 @@ def judge_refusal(play: connections.Play, args: Args) -> Returned:
             text = f"attempt {tried['attempt']} waits for its hosts ({limit}): {message}"
             connections.say(text)
             about = {"kind": "waiting", "task": None, "text": text}
-            journal.write_event(run_dir, notice=about)
+            events.write(run_dir, notice=about)
         waiting = {"failed_at": failed_at, "refusals": refusals}
         gone = [] if cut_off else sorted(members.intersection(lost))
         return {**tried, **waiting, "then": RESTART, "gone": gone}
@@ -265,7 +265,7 @@ def _as_before(
     joining = [host for host in play.hosts if host not in members]
     text = f"the job continues without {login_failures.names_of(joining)}: {message}"
     connections.say(text)
-    journal.write_event(run_dir, notice={"kind": "growing", "task": None, "text": text})
+    events.write(run_dir, notice={"kind": "growing", "task": None, "text": text})
     why = f"the job could not start with it: {message.partition(chr(10))[0]}"
     return {**tried, "then": RESTART, "without": dict.fromkeys(joining, why), "refusals": 1}
 

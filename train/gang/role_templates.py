@@ -20,6 +20,8 @@ _VARIABLES = (
 )
 #: The variables that the actions ``gang_check`` and ``gang_stage`` render for each host.
 _RENDERED = ("__train_job_check", "__train_job_stage")
+#: Files that these actions render for each host.
+_FILES = ("roles/train_job/templates/rank.json.j2",)
 _NAME = re.compile(r"[a-z_]\w*")
 _BLOCKS = ("block", "rescue", "always")
 #: The fastest parser that this Python has.
@@ -29,7 +31,7 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 def of_each_host() -> set[str]:
     """Return the templates in the role's tasks for each host, and in variables that they mention.
 
-    Those in variables that actions render are included, those of an inventory are not.
+    Those that actions render are included, those of an inventory are not.
     """
     tasks = (task for path in _TASKS for task in _flat(_read(path)))
     found = {text for task in tasks if not task.get("run_once") for text in _templates(task)}
@@ -37,6 +39,7 @@ def of_each_host() -> set[str]:
     for path in _VARIABLES:
         variables |= _read(path)
     found |= {text for name in _RENDERED for text in _templates(variables[name])}
+    found |= {(REPOSITORY / path).read_text(encoding="utf-8") for path in _FILES}
     waiting = list(found)
     while waiting:
         for name in {*_NAME.findall(waiting.pop())} & variables.keys():

@@ -15,6 +15,7 @@ from ansible.errors import AnsibleConnectionFailure, AnsibleError
 
 from train.gang import (
     connections,
+    events,
     host_programs,
     leasing,
     login_check,
@@ -27,7 +28,6 @@ from train.gang.errors import UnreachableError, UserError
 from train.gang.job_records import Manifest
 from train.gang.machine_calls import Machine, MachineCalls
 from train.gang.plan import placement, withdrawal
-from train.gang.watch import journal
 from train.host import rank_files
 
 #: Maximum size in bytes of an archive that is sent with the call. A larger one is copied to the
@@ -59,7 +59,7 @@ def lease(play: connections.Play, args: Args) -> dict[str, object]:
     def note(host: str, text: str) -> None:
         about = {"task": tasks[host], "host": host, "phase": "waiting" if text else "ready"}
         unknown: dict[str, object] = {"exit_code": None, "progress": {}, "age": None}
-        journal.write_event(run_dir, **about, **unknown, reason=text, last_line=text)
+        events.write(run_dir, **about, **unknown, reason=text, last_line=text)
 
     requests, limit = leasing.requests_of(manifest), float(args["unreachable_timeout"])
     waiting = leasing.Waiting(requests, ask, connections.say, note, limit)
@@ -83,9 +83,11 @@ def stage(play: connections.Play, args: Args) -> dict[str, object]:
     be printed. Raise UserError or OSError if that is not possible.
     """
     machines = machine_calls.machines(play, args["hosts"], args["beside"], str(args["options"]))
+    template = Path(args["template"]).read_text(encoding="utf-8")
     for machine in machines:
         for host, options in machine.requests.items():
-            spec = {**json.loads(options["spec"]), "environment": play.environment(host)}
+            spec = json.loads(play.rendered(host, template))
+            spec["environment"] = play.environment(host)
             machine.requests[host] = {**options, "spec": json.dumps(spec)}
     archive, shared = Path(args["archive"]), {name: args[name] for name in _SHARED}
     shared["call"] = "rank_stages"

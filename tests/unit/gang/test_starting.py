@@ -60,6 +60,8 @@ class Staging:
     def __init__(self, folder: Path, size: int) -> None:
         self.archive = folder / "job.tgz"
         self.archive.write_bytes(b"x" * size)
+        self.template = folder / "rank.json.j2"
+        self.template.write_text('{"host": "HOST"}')
         self.calls: list[Any] = []
         self.copies: list[tuple[str, str]] = []
         self.commands: list[str] = []
@@ -71,7 +73,10 @@ class Staging:
     def values(self, host: str, *names: str) -> dict[str, Any]:
         if not names or names[0] in self.settings:
             return {name: self.settings[name] for name in names}
-        return {names[0]: {"root": f"/{host}", "spec": json.dumps({"host": host})}}
+        return {names[0]: {"root": f"/{host}"}}
+
+    def rendered(self, host: str, template: str) -> str:
+        return template.replace("HOST", host)
 
     def names_of_connection_settings(self, host: str) -> list[str]:
         return [f"ansible_become_user of {host}"] if self.settings else []
@@ -120,7 +125,7 @@ class Staging:
         monkeypatch.setattr(machine_calls, "call", call)
         about: dict[str, Any] = {"hosts": self.hosts, "options": "my_rank", "beside": BESIDE}
         about |= {"archive": str(self.archive), "readable_by": "owner", "force": False}
-        about["manifest"] = "{}"
+        about |= {"manifest": "{}", "template": str(self.template)}
         return starting.stage(self, about)  # type: ignore[arg-type]
 
 

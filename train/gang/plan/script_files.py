@@ -222,7 +222,9 @@ def code_files(
 def pack(code: Sequence[tuple[Path, str]], archive: Path) -> str:
     """Write the archive that every rank unpacks. Return the SHA-256 of its names and contents."""
     digest = hashlib.sha256()
-    with tarfile.open(archive, "w:gz", compresslevel=1, dereference=True) as tar:
+    # The default format has two more headers for each file, with the fractions of its times.
+    plain = tarfile.GNU_FORMAT
+    with tarfile.open(archive, "w:gz", compresslevel=1, format=plain, dereference=True) as tar:
         for path, name in code:
             tar.add(path, f"{rank_files.CODE_DIR}/{name}", recursive=False)
             digest.update(f"{rank_files.CODE_DIR}/{name}".encode() + b"\0" + path.read_bytes())

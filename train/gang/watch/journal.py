@@ -7,15 +7,13 @@ Prometheus. Data that does not fit on the disk is lost, because the job must not
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from train.gang import lines, reports
-from train.gang.job_records import EVENTS_FILE, LOAD_DIR
+from train.gang import events, lines, reports
+from train.gang.job_records import LOAD_DIR
 from train.gang.watch import metrics
 from train.gang.watch.views import View
 from train.host import records
@@ -48,7 +46,7 @@ class Journal:
     def write(self, **event: Any) -> None:
         """Append a line to ``events.jsonl``, unless the disk is full."""
         with contextlib.suppress(OSError):
-            write_event(self.run_dir, **event)
+            events.write(self.run_dir, **event)
 
     def notice(
         self, kind: str, text: str, view: View | None = None, once: str | None = None
@@ -125,7 +123,7 @@ class Journal:
             line = {"t": round(update["now"], 3), "load": reports.load(update["load"])}
             path = self.run_dir / LOAD_DIR / f"{task}.jsonl"
             path.parent.mkdir(exist_ok=True)
-            _append(path, line)
+            events.append(path, line)
 
     def describe(self, view: View, addition: str) -> None:
         """Show a line about a rank, followed by ``addition``, if its phase or epoch has changed."""
@@ -137,14 +135,3 @@ class Journal:
             progress = {**record, "metrics": view.metrics} if record else {}
             line = lines.line(view.phase, view.state.get("reason"), progress, view.last_line)
             self.say(f"{task} ({view.target.host}): {line}{addition}")
-
-
-def write_event(run_dir: Path, **event: Any) -> None:
-    """Append an event to ``events.jsonl``. docs/formats.md describes its fields."""
-    _append(run_dir / EVENTS_FILE, {"t": round(time.time(), 3), **event})
-
-
-def _append(path: Path, record: Mapping[str, Any]) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(path, flags, 0o644), "wb") as stream:
-        stream.write(json.dumps(record, sort_keys=True).encode() + b"\n")

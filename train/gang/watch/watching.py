@@ -12,7 +12,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
-from train.gang import cause_names, connections, notify, reports, run_folders, suggestions
+from train.gang import cause_names, connections, events, notify, reports, run_folders, suggestions
 from train.gang.connections import Args
 from train.gang.job_records import (
     MANIFEST_FILE,
@@ -28,7 +28,6 @@ from train.gang.watch import (
     causes,
     diagnosis,
     follow,
-    journal,
     metrics,
     missing_hosts,
     outcome,
@@ -131,7 +130,7 @@ def _announce_restart(run_dir: Path, result: ResultRecord) -> None:
     number, delay = result["attempts"] + 1, result["restart_delay"]
     names = ("root_cause", "cause", "message")
     about = {name: value for name, value in result.items() if name in names}
-    journal.write_event(run_dir, restart={"attempt": number, "delay": delay, **about})
+    events.write(run_dir, restart={"attempt": number, "delay": delay, **about})
     first = result["message"].partition("\n")[0]
     how = "ended" if result.get("cause") in cause_names.PLANNED else "failed"
     connections.say(f"attempt {number - 1} {how}: {first}; attempt {number} starts in {delay:g} s")
