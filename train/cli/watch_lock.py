@@ -15,9 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from train.gang import suggestions
+from train.gang import job_records, suggestions
 from train.gang.errors import UserError
-from train.gang.watch import polling
 from train.host import plain_text
 
 FILE = ".watched"
@@ -133,7 +132,7 @@ def await_orphans(run_dir: Path) -> None:
     until = time.monotonic() + _ORPHANS_S
     while time.monotonic() < until:
         try:
-            with (run_dir / polling.LOCK_FILE).open("rb") as stream:
+            with (run_dir / job_records.LOCK_FILE).open("rb") as stream:
                 fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             time.sleep(0.2)

@@ -18,6 +18,8 @@ from train.host.usage import Held, Usage
 MANIFEST_FILE = "manifest.json"
 RESULT_FILE = "result.json"
 EVENTS_FILE = "events.jsonl"
+#: The file that the process that watches a job has locked.
+LOCK_FILE = ".followed"
 LOAD_DIR = "load"
 #: The file with the overview of all hosts, in the dashboard's folder.
 OVERVIEW_FILE = "overview.json"

@@ -13,7 +13,7 @@ import pytest
 
 from train.cli import watch_lock
 from train.cli.watch_lock import WatchedError, WatchLock
-from train.gang.watch import polling
+from train.gang import job_records
 
 
 def test_one_command_watches_a_job_and_others_know_which(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_moment_of_another_reader_does_not_count(tmp_path: Path) -> None:
 
 def test_the_processes_of_a_killed_watch_are_awaited(tmp_path: Path) -> None:
     watch_lock.await_orphans(tmp_path)  # there are none
-    path = tmp_path / polling.LOCK_FILE
+    path = tmp_path / job_records.LOCK_FILE
     with path.open("w") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         ended: list[float] = []

@@ -22,6 +22,6 @@ def test_an_event_is_a_line_with_its_time(tmp_path: Path) -> None:
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").symlink_to(tmp_path / "other")
-    with pytest.raises(OSError):
+    with pytest.raises(OSError, match="symbolic links"):
         events.write(tmp_path, phase="running")
     assert not (tmp_path / "other").exists()

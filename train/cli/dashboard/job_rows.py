@@ -16,6 +16,7 @@ from train.cli import watch_lock
 from train.gang import lines, listing
 from train.gang.job_records import (
     EVENTS_FILE,
+    LOCK_FILE,
     MANIFEST_FILE,
     RESULT_FILE,
     Listed,
@@ -25,7 +26,6 @@ from train.gang.job_records import (
     read_manifest,
     read_result,
 )
-from train.gang.watch.polling import LOCK_FILE
 from train.host import records, tail
 from train.host.progress_records import Progress
 

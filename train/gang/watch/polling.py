@@ -23,12 +23,12 @@ from typing import Any, TypeVar
 
 from train.gang import listing, reports, run_folders
 from train.gang.errors import BusyError
+from train.gang.job_records import LOCK_FILE
 from train.gang.watch.fetched import FetchedFile
 from train.gang.watch.views import Target, View
 from train.host import plain_text, processes, rank_files, records
 from train.host.records import ABSENT, Cursor, RankState, Update
 
-LOCK_FILE = ".followed"
 #: Seconds before the second attempt to reach a host, and between two attempts to write a file.
 _BACKOFF = 1.0
 _DISK_PAUSE = 5.0

@@ -15,7 +15,7 @@ from train.cli import watch_lock
 from train.cli.dashboard import job_rows
 from train.cli.dashboard.hosts import NOTHING
 from train.cli.dashboard.job_rows import JobRows
-from train.gang.watch.polling import LOCK_FILE
+from train.gang.job_records import LOCK_FILE
 from train.host import progress_records
 
 
