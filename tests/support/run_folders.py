@@ -65,7 +65,7 @@ def write_manifest(folder: Path, tasks: list[str], attempt: int = 1, **more: Any
         "script": "/home/me/main.py", "arguments": ["--epochs", "5"],
         "code_sha256": "c0de", "git": {"commit": "abc123", "clean": False},
         "versions": {"tensorflow": ["2.21.0"]}, "keras": 2, "seed": 7, "hosts": {},
-        "tf_config": {"cluster": {"worker": ["192.0.2.1:12345"]}},
+        "cluster": {"worker": ["192.0.2.1:12345"]},
         "ranks": [{"task": task, "host": HOSTS[n % 3]} for n, task in enumerate(tasks)],
         "attempts": [{"attempt": n + 1, "planned_at": BEGAN + 60 * n} for n in range(attempt)],
         **more,

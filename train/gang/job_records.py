@@ -97,7 +97,7 @@ class Manifest(TypedDict, total=False):
     results_dirs: dict[str, str]
     hosts: dict[str, HostFacts]
     ranks: list[PlannedRank]
-    tf_config: dict[str, Any]
+    cluster: dict[str, list[str]]
     framework: str
     keras: int
     seed: int

@@ -151,7 +151,7 @@ def test_from_present_over_setup_and_a_job_to_absent(
         for _, instance in sorted(cloud.instances.items())
     ]
     manifest = json.loads((lab.runs_dir / "cloud/manifest.json").read_text())
-    cluster = manifest["tf_config"]["worker-0"]["cluster"]["worker"]
+    cluster = manifest["cluster"]["worker"]
     assert cluster == [f"{address}:12345" for address in private]
 
     operator.gcp("absent").checked()

@@ -103,11 +103,7 @@ def test_a_job_runs_and_its_results_come_home(
     assert "secret is set" in (folder / "logs/worker-1.log").read_text()
     manifest = json.loads((folder / "manifest.json").read_text())
     addresses = [f"localhost:{manifest['hosts'][f'worker{i}']['port']}" for i in (0, 1)]
-    for index in (0, 1):
-        assert manifest["tf_config"][f"worker-{index}"] == {
-            "cluster": {"worker": addresses},
-            "task": {"type": "worker", "index": index},
-        }
+    assert manifest["cluster"] == {"worker": addresses}
     assert manifest["arguments"] == ["--steps", "4"]
     assert manifest["include"] == [*map(str, included)]
     assert manifest["environment_names"] == ["SECRET"]

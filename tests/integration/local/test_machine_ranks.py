@@ -51,11 +51,11 @@ def test_two_hosts_have_two_ranks_each(local_lab: Labs, tmp_path: Path) -> None:
     first, second = ports.values()
     addresses = [f"localhost:{port}" for port in (first, first + 1, second, second + 1)]
     for index, name in enumerate(names):
-        assert manifest["tf_config"][f"worker-{index}"] == {
+        rank_dir = lab.root / f"jobs/several/worker-{index}"
+        assert json.loads((rank_dir / "tf_config.json").read_text()) == {
             "cluster": {"worker": addresses},
             "task": {"type": "worker", "index": index},
         }
-        rank_dir = lab.root / f"jobs/several/worker-{index}"
         environment = json.loads((rank_dir / "rank.json").read_text())["environment"]
         assert (environment["OF"], environment["SECRET"]) == (name[:7], "hunter2-is-secret")
         assert "secret is set" in (folder / f"logs/worker-{index}.log").read_text()

@@ -73,10 +73,7 @@ def test_a_spare_machine_replaces_all_ranks_of_a_lost_one(bed: Testbed, tmp_path
         assert last == ["m0", "m0-slot-1", "s0", "s0-slot-1"]
         manifest = json.loads((folder / "manifest.json").read_text())
         assert sorted(manifest["attempts"][1]["left_out"]) == ["m1", "m1-slot-1"]
-        ports = [
-            address.rpartition(":")[2]
-            for address in manifest["tf_config"]["worker-0"]["cluster"]["worker"]
-        ]
+        ports = [address.rpartition(":")[2] for address in manifest["cluster"]["worker"]]
         first_port = variables["train_job_port"]
         assert ports == [str(first_port), str(first_port + 1)] * 2
 

@@ -47,7 +47,7 @@ def test_chief_two_workers_and_an_evaluator(
         path = f"/home/train/train/jobs/guide/{task}/tf_config.json"
         on_host = json.loads(testbed.exec(testbed.hosts[host], "cat", path).stdout)
         assert on_host == {"cluster": cluster, "task": {"type": kind, "index": int(index)}}
-        assert manifest["tf_config"][task] == on_host
+    assert manifest["cluster"] == cluster
     assert ssh_processes(testbed) == []
     for signum in (signal.SIGINT, signal.SIGKILL):
         check_tensorboard(lab, testbed, signum)

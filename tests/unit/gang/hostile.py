@@ -113,7 +113,6 @@ def a_manifest(attempt: int = 1, **changed: Any) -> Any:
     ranks = plan_ranks({"worker": INVENTORY}, hosts)
     keep_checkpoints(ranks, hosts, {}, False)
     tasks = {rank["task"]: rank["host"] for rank in ranks}
-    cluster = {"cluster": {"worker": ["node-0:12345", "node-1:12345"]}}
     return {
         "version": 1,
         "job": "night",
@@ -128,6 +127,6 @@ def a_manifest(attempt: int = 1, **changed: Any) -> Any:
         "ranks": ranks,
         "hosts": {},
         "policy": {"max_restarts": 3, "restart_delay": 1, "min_workers": 0, "host_wait": 60},
-        "tf_config": dict.fromkeys(tasks, cluster),
+        "cluster": {"worker": ["node-0:12345", "node-1:12345"]},
         **changed,
     }

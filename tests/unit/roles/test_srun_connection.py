@@ -112,7 +112,7 @@ def test_a_step_lasts_as_long_as_the_processes_of_its_command(srun: Path, tmp_pa
     time.sleep(0.3)
     assert processes.is_alive(step_pid, processes.start_time(step_pid))
     for pid in processes.descendants([step_pid], processes.snapshot()):
-        os.kill(pid, signal.SIGKILL)
+        processes.send(pid, signal.SIGKILL)  # the end of one may end another
     assert processes.wait_until(lambda: not Path(f"/proc/{step_pid}/fd/0").exists(), 10)
 
 

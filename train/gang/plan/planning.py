@@ -145,7 +145,8 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
     planned_ranks.keep_checkpoints(ranks, hosts, manifest.get("results_dirs", {}), copy)
     was_preempted = attempt > 1 and _was_preempted(run_dir, attempt - 1)
     manifest = _with_attempt(manifest, {**args, "preempted": was_preempted}, ranks, hosts)
-    manifest["tf_config"] = {rank["task"]: configs[rank["host"]] for rank in ranks}
+    # The same for all ranks, so it is noted once: with hundreds of them, each copy is long.
+    manifest["cluster"] = configs[ranks[0]["host"]]["cluster"]
     if play.check_mode:
         return checked
     if attempt > 1:

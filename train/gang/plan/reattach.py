@@ -24,7 +24,7 @@ from train.host.host_facts import HostFacts
 from train.host.records import RankInfo
 
 #: Fields that each attempt rewrites. All others are constant for the whole job.
-_OF_ATTEMPT = {"attempt", "attempts", "results_dirs", "hosts", "ranks", "tf_config", "versions"}
+_OF_ATTEMPT = {"attempt", "attempts", "results_dirs", "hosts", "ranks", "cluster", "versions"}
 _HOST, _RANKS = text(255), reports.MAX_RANKS
 #: Arguments are not cleaned, because the script gets them again.
 _ARGUMENTS = items(reports.chunk(reports.MAX_TEXT))
@@ -45,11 +45,9 @@ _MANIFEST = fields(
         "ranks": items(record(PlannedRank, results_dir=task), _RANKS),
         "policy": record(Policy),
         "framework": reports.one_of(*frameworks.FRAMEWORKS),
-        "tf_config": mapping(
-            task, fields({"cluster": _CLUSTER, "task": reports.bounded}, ("task",)), _RANKS
-        ),
+        "cluster": _CLUSTER,
     },
-    others=("module", "rank_arguments", "framework"),  # jobs of older versions lack them
+    others=("module", "rank_arguments", "framework", "cluster"),  # jobs of older versions lack them
 )
 
 

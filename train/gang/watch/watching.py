@@ -177,8 +177,7 @@ def _gang(
         script = str(manifest.get("script", ""))
         framework = str(manifest.get("framework", frameworks.TENSORFLOW))
         targets.append(replace(target, script=script, framework=framework))
-    configs = list(manifest.get("tf_config", {}).values())
-    peers = diagnosis.peers_of(configs[0]["cluster"]) if configs else {}
+    peers = diagnosis.peers_of(manifest.get("cluster", {}))
     limits, folder = _limits(args), args["metrics_dir"]
     return follow.FollowedGang(
         targets, run_dir, hosts.poll, say, limits, peers, hosts.probe, folder, hosts.leave

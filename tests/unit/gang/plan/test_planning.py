@@ -92,7 +92,7 @@ def test_a_first_attempt_is_written_down_before_it_is_staged(plans: Plans) -> No
     assert [attempt["staged"] for attempt in manifest["attempts"]] == [False]
     assert [attempt["staged"] for attempt in planned["manifest"]["attempts"]] == [True]
     assert (manifest["seed"], manifest["entry"]) == (7, "main.py")
-    assert manifest["tf_config"]["worker-1"]["task"]["index"] == 1
+    assert manifest["cluster"] == CLUSTER
     # The first rank's arguments are those of the job; only others are listed.
     assert manifest["arguments"] == ["--lr", "0"]
     assert manifest["rank_arguments"] == {"node-1": ["--lr", "1"]}
