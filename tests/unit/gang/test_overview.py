@@ -73,9 +73,12 @@ def test_hosts_of_one_machine_are_asked_once_and_both_are_shown(followed: Any) -
     together = {"a": ["a", "b"], "b": ["a", "b"], "c": ["c"]}
     play = Play({"a": answer(), "c": answer()}, together)
     read = followed(play)
-    wait_until(
-        lambda: all(host["usage"] for host in read()["hosts"].values()) and read()["hosts"], read
-    )
+
+    def all_have_answered() -> bool:
+        hosts = read()["hosts"].values()
+        return bool(hosts) and all(host["usage"] for host in hosts)
+
+    wait_until(all_have_answered, read)
     assert set(read()["hosts"]) == {"a", "b", "c"}
     assert {asked[0] for asked in play.asked} == {"a", "c"}
     assert {asked[:2] for asked in play.asked} == {("a", ""), ("c", "")}
