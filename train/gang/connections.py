@@ -388,13 +388,15 @@ class Play:
         template = self._templating(host, variables)
         return {name: template(name, variables[name]) for name in names if name in variables}
 
-    def rendered(self, host: str, template: str) -> str:
+    def rendered(self, host: str, name: str, template: str) -> str:
         """Render a template of this project with the variables of a host.
+
+        If that fails, raise UserError with ``name``.
 
         Ansible's lookup ``template`` would copy all variables for each host.
         """
         templating = self._templating(host, self.variables(host))
-        return str(templating("a template", trust_as_template(template)))
+        return str(templating(name, trust_as_template(template)))
 
     def _templating(self, host: str, variables: Args) -> Callable[[str, Any], Any]:
         """Return a function that renders a host's variable, given its name and value.

@@ -164,7 +164,7 @@ class MachineCalls:
                 pending.remove(machine)
         if any(machine.login_since is not None for machine in self._machines):
             login_check.end_children()
-        # In the order of the hosts, not in that of their answers.
+        # In the order of the machines, not in that of their answers.
         return {host: results[host] for machine in self._machines for host in machine.requests}
 
     def _hanging(self, pending: Sequence[Machine]) -> list[tuple[Machine, LoginFailure]]:

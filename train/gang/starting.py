@@ -86,7 +86,7 @@ def stage(play: connections.Play, args: Args) -> dict[str, object]:
     template = Path(args["template"]).read_text(encoding="utf-8")
     for machine in machines:
         for host, options in machine.requests.items():
-            spec = json.loads(play.rendered(host, template))
+            spec = json.loads(play.rendered(host, rank_files.RANK_FILE, template))
             spec["environment"] = play.environment(host)
             machine.requests[host] = {**options, "spec": json.dumps(spec)}
     archive, shared = Path(args["archive"]), {name: args[name] for name in _SHARED}

@@ -193,6 +193,8 @@ def test_an_attempt_was_staged_if_a_host_has_it_and_its_hosts_are_those_planned_
         {"ranks": [{**a_manifest()["ranks"][0], "results_dir": "/etc"}]},
         {"ranks": [{**a_manifest()["ranks"][0], "host": "stranger"}]},
         {"ranks": [{**a_manifest()["ranks"][0], "task": "worker-3"}]},
+        {"cluster": {"worker": ["node-0", "node-1:12345"]}},
+        {"cluster": {"worker": ["node-0:", "node-1:12345"]}},
         {"attempts": [{**ATTEMPT, "attempt": 10**9, "ranks": {}}]},
     ],
 )
@@ -200,6 +202,14 @@ def test_a_forged_manifest_is_passed_over(changed: dict[str, Any]) -> None:
     chosen, warnings = choose({"node-0": a_manifest(**changed)})
     assert chosen is None
     assert len(warnings) == 1
+
+
+def test_null_in_a_field_that_older_versions_lack_is_left_out() -> None:
+    names = ("module", "rank_arguments", "framework", "cluster")
+    missing: dict[str, Any] = dict.fromkeys(names)
+    chosen, warnings = choose(dict.fromkeys(INVENTORY, a_manifest(**missing)))
+    assert warnings == []
+    assert not {*names} & chosen.keys()
 
 
 @CASES

@@ -75,7 +75,7 @@ class Staging:
             return {name: self.settings[name] for name in names}
         return {names[0]: {"root": f"/{host}"}}
 
-    def rendered(self, host: str, template: str) -> str:
+    def rendered(self, host: str, name: str, template: str) -> str:
         return template.replace("HOST", host)
 
     def names_of_connection_settings(self, host: str) -> list[str]:

@@ -23,12 +23,17 @@ from train.host import frameworks, json_files, rank_files, records
 from train.host.host_facts import HostFacts
 from train.host.records import RankInfo
 
-#: Fields that each attempt rewrites. All others are constant for the whole job.
+#: Fields that each attempt rewrites. All others are constant for the whole job. Jobs of older
+#: versions have ``tf_config`` instead of ``cluster``.
 _OF_ATTEMPT = {"attempt", "attempts", "results_dirs", "hosts", "ranks", "cluster", "versions"}
+_OF_ATTEMPT |= {"tf_config"}
+#: Fields that jobs of older versions lack.
+_OPTIONAL = ("module", "rank_arguments", "framework", "cluster")
 _HOST, _RANKS = text(255), reports.MAX_RANKS
 #: Arguments are not cleaned, because the script gets them again.
 _ARGUMENTS = items(reports.chunk(reports.MAX_TEXT))
-_CLUSTER = mapping(reports.one_of(*records.TASK_TYPES), items(text(300), _RANKS))
+_ADDRESS = matching(r"[\w.:%\[\]-]{1,300}:[0-9]{1,5}", "is not an address with a port")
+_CLUSTER = mapping(reports.one_of(*records.TASK_TYPES), items(_ADDRESS, _RANKS))
 _MANIFEST = fields(
     {
         "job": reports.job,
@@ -47,7 +52,7 @@ _MANIFEST = fields(
         "framework": reports.one_of(*frameworks.FRAMEWORKS),
         "cluster": _CLUSTER,
     },
-    others=("module", "rank_arguments", "framework", "cluster"),  # jobs of older versions lack them
+    others=_OPTIONAL,
 )
 
 
@@ -68,7 +73,8 @@ def check(value: object, job: str, inventory: Inventory) -> Manifest:
     for rank in ranks:
         if rank["task"] != f"{rank['type']}-{rank['index']}":
             raise ReportError(f"gives {rank['type']} {rank['index']} the name {rank['task']}")
-    manifest = renaming.in_names_of({**reports.bounded(value), **checked}, inventory)
+    rest = {name: part for name, part in reports.bounded(value).items() if name not in _OPTIONAL}
+    manifest = renaming.in_names_of({**rest, **checked}, inventory)
     for host in (rank["host"] for rank in manifest["ranks"]):
         if host not in inventory.names:
             raise ReportError(f"contains a host that is not in the inventory: {host}")
