@@ -13,56 +13,19 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import sys
 import threading
-from typing import Any, Callable, Collection, Dict, List, Mapping, NamedTuple, Optional, Set
+from typing import Any, Callable, Collection, Dict, Mapping, Optional, Sequence, Set
 
-from . import frameworks, ports, processes
+from . import frameworks, ports, processes, sockets
 
-_ESTABLISHED = "01"
-#: FIN_WAIT1, FIN_WAIT2, TIME_WAIT, CLOSE_WAIT, LAST_ACK and CLOSING: recently open.
-_CLOSING = ("04", "05", "06", "08", "09", "0B")
-#: The prefix of an IPv4 address in an IPv6 one.
-_MAPPED = bytes(10) + b"\xff\xff"
-#: Observations of a rank that makes steps before it is judged; seconds between two of them, at
-#: first and later; and the seconds after which the later interval applies.
-LOOKS, EVERY, LATER_EVERY, LATER = 4, 0.5, 5.0, 60.0
+#: Observations of a rank that makes steps before it is judged; the least and the most seconds
+#: between two of them; and the share of the time since the first one that passes before the next,
+#: because an observation takes some milliseconds, and a machine may have many ranks.
+LOOKS, EVERY, LATER_EVERY, _SHARE = 4, 0.5, 5.0, 1 / 16
 #: Observations before a rank without known steps is judged.
 _LOOKS_WITHOUT_STEPS = 20
 #: Seconds of steps before a rank is judged that has opened its port but needs no lasting contact.
 _RARELY = 10.0
-
-
-class TcpConnection(NamedTuple):
-    """A line of /proc/net/tcp; addresses are packed."""
-
-    local: bytes
-    local_port: int
-    remote: bytes
-    remote_port: int
-    inode: str
-
-
-def _packed(text: str) -> bytes:
-    """Parse an address in the kernel's format: hexadecimal words in the machine's byte order."""
-    data = bytes.fromhex(text)
-    if sys.byteorder == "little":
-        data = b"".join(data[at : at + 4][::-1] for at in range(0, len(data), 4))
-    return data[12:] if data.startswith(_MAPPED) else data
-
-
-def connections(*states: str) -> List[TcpConnection]:
-    """Return this host's TCP connections in one of ``states``, as written in /proc/net/tcp."""
-    found = []
-    for table in ("net/tcp", "net/tcp6"):
-        for line in processes.read_text(processes.PROC, table).splitlines()[1:]:
-            fields = line.split()
-            if len(fields) > 9 and fields[3] in states:
-                local, _, local_port = fields[1].partition(":")
-                remote, _, remote_port = fields[2].partition(":")
-                ends = (_packed(local), int(local_port, 16), _packed(remote), int(remote_port, 16))
-                found.append(TcpConnection(*ends, fields[9]))
-    return found
 
 
 def addresses_of(hosts: Collection[str]) -> Set[bytes]:
@@ -73,7 +36,7 @@ def addresses_of(hosts: Collection[str]) -> Set[bytes]:
             for family, _, _, _, place in socket.getaddrinfo(host, None):
                 if family in (socket.AF_INET, socket.AF_INET6):
                     address = socket.inet_pton(family, str(place[0]).partition("%")[0])
-                    found.add(address[12:] if address.startswith(_MAPPED) else address)
+                    found.add(sockets.unmapped(address))
     return found
 
 
@@ -114,6 +77,7 @@ class Contacts:
         self._port, self._hosts = port, peers_of(tf_config)
         self._ports = _ports_of(tf_config)
         self._addresses: Optional[Set[bytes]] = None
+        self._foreign: Set[str] = set()  # inodes of sockets of other processes
         self._asked = False
         self._first: Optional[float] = None  # time of the first observation
         self._since: Optional[float] = None  # time of the first observation with steps
@@ -127,10 +91,20 @@ class Contacts:
         is_time = now >= self._due or (makes_steps and self._since is None)
         return bool(self._port and self._hosts) and not self.has_contact and is_time
 
-    def look(self, pids: Callable[[], Collection[int]], now: float, makes_steps: bool) -> None:
+    def look(
+        self,
+        known: Collection[int],
+        pids: Callable[[], Collection[int]],
+        now: float,
+        makes_steps: bool,
+    ) -> None:
         """Observe the connections of a rank that is up, makes steps or joins the others.
 
-        ``pids`` returns the rank's processes, and is only called if needed.
+        Args:
+            known: the rank's processes as they were last listed.
+            pids: lists the rank's processes, which takes a while; only called if needed.
+            now: seconds of a monotonic clock.
+            makes_steps: whether the rank makes steps.
         """
         assert self._port is not None
         self._note_time(now, makes_steps)
@@ -144,9 +118,12 @@ class Contacts:
             self._looks += 1
         else:
             self._looks_without_steps += 1
-        self._needs_contact = self._needs_contact or _has_tensorflow(pids())
-        was_connected = not self._needs_contact and self._was_connected()
-        self.has_contact = was_connected or self._is_connected(pids)
+        self._needs_contact = self._needs_contact or _has_tensorflow(known)
+        closing = () if self._needs_contact else sockets.CLOSING
+        listed = sockets.listed(sockets.ESTABLISHED, *closing)
+        opened = [one for one in listed if one.state == sockets.ESTABLISHED]
+        closed = [one for one in listed if one.state != sockets.ESTABLISHED]
+        self.has_contact = self._was_connected(closed) or self._is_connected(opened, pids)
 
     def _note_time(self, now: float, makes_steps: bool) -> None:
         """Store the time of an observation, and when the next one is due."""
@@ -155,13 +132,14 @@ class Contacts:
         self._first = now if self._first is None else self._first
         # A rank that has waited for others may train only briefly.
         waits = not makes_steps and self._needs_contact
-        self._due = now + (EVERY if waits or now - self._first < LATER else LATER_EVERY)
+        share = 0.0 if waits else (now - self._first) * _SHARE
+        self._due = now + min(max(share, EVERY), LATER_EVERY)
 
     def _resolve(self) -> None:
         self._addresses = addresses_of(self._hosts)
 
-    def _was_connected(self) -> bool:
-        """Return whether a connection to a rank's port was closed recently.
+    def _was_connected(self, closed: Sequence[sockets.TcpSocket]) -> bool:
+        """Return whether one of the recently closed connections was to a rank's port.
 
         The kernel no longer knows the connection's process, which may belong to another rank of the
         machine.
@@ -169,30 +147,34 @@ class Contacts:
         return any(
             one.remote in (self._addresses or ())
             and not self._ports.isdisjoint((one.local_port, one.remote_port))
-            for one in connections(*_CLOSING)
+            for one in closed
         )
 
-    def _is_connected(self, pids: Callable[[], Collection[int]]) -> bool:
+    def _is_connected(
+        self, opened: Sequence[sockets.TcpSocket], pids: Callable[[], Collection[int]]
+    ) -> bool:
         """Return whether a rank's processes have a connection to another rank.
 
         A connection to the rank's own port counts from any address, because the other host may have
         several.
         """
-        everything = connections(_ESTABLISHED)
         wanted = [
             connection
-            for connection in everything
+            for connection in opened
             if connection.remote in (self._addresses or ()) or connection.local_port == self._port
         ]
+        # Others keep their connections, such as the login of the control node.
+        wanted = [one for one in wanted if one.inode not in self._foreign]
         if not wanted:
             return False
-        sockets = {path for pid in pids() for path in processes.opened(pid)}
+        held = {path for pid in pids() for path in processes.opened(pid)}
 
-        def is_own(connection: TcpConnection) -> bool:
-            return "socket:[%s]" % connection.inode in sockets
+        def is_own(connection: sockets.TcpSocket) -> bool:
+            return "socket:[%s]" % connection.inode in held
 
+        self._foreign.update(one.inode for one in wanted if not is_own(one))
         # Within this machine, both ends are listed.
-        ends: Dict[Any, TcpConnection] = {(*c[:2], *c[2:4]): c for c in everything}
+        ends: Dict[Any, sockets.TcpSocket] = {one[1:5]: one for one in opened}
         for connection in filter(is_own, wanted):
             reverse = (
                 *(connection.remote, connection.remote_port),

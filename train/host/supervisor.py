@@ -127,6 +127,7 @@ class Supervisor:
         self._writer = progress_records.ProgressWriter(self._path(rank_files.PROGRESS_FILE))
         self._console_bytes = 0
         self._sessions_due = 0.0
+        self._descendants: Set[int] = set()  # as last listed
         self._makes_steps = False
         self._first_place: Optional[Tuple[Any, ...]] = None  # step, batch and epoch
         self._log_size, self._printed_at = -1, 0.0
@@ -416,9 +417,10 @@ class Supervisor:
             return
         self._sessions_due = now + min(_SESSIONS, elapsed)
         running = processes.snapshot()
+        self._descendants = processes.descendants([os.getpid()], running)
         sessions = {
             str(running[pid].session): processes.start_time(running[pid].session)
-            for pid in processes.descendants([os.getpid()], running)
+            for pid in self._descendants
         }
         if sessions != self.state.get("sessions"):
             self.state["sessions"] = sessions
@@ -496,9 +498,12 @@ class Supervisor:
         if self.state["phase"] == records.STARTING and not (steps or self._connects):
             return
         if self._contacts.due(now, steps):
-            own = os.getpid()
+            own = [os.getpid()]
             self._contacts.look(
-                lambda: {pid, *processes.descendants([own], processes.snapshot())}, now, steps
+                {pid, *self._descendants},
+                lambda: processes.descendants(own, processes.snapshot()),
+                now,
+                steps,
             )
         alone = self._contacts.seconds_alone(now) > _ALONE
         if alone != self.state.get("alone", False):

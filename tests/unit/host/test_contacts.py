@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from unittest import mock
 
 import pytest
 
-from train.host import contacts, ports, processes
+from train.host import contacts, ports, processes, sockets
 
 #: Connects to a port of this machine and stays there.
 CONNECT = (
@@ -54,12 +54,12 @@ def looked(
     """
     now = 100.0
     with (
-        mock.patch.object(contacts, "connections", functools.cache(contacts.connections)),
+        mock.patch.object(sockets, "listed", functools.cache(sockets.listed)),
         mock.patch.object(ports, "is_listening", functools.cache(ports.is_listening)),
     ):
         while now <= 100.0 + seconds:
             if made.due(now, makes_steps):
-                made.look(lambda: pids, now, makes_steps)
+                made.look(pids, lambda: pids, now, makes_steps)
                 processes.wait_until(lambda: made._addresses is not None, 5.0)
             now += 0.5
     return made.seconds_alone(now)
@@ -103,7 +103,7 @@ def test_a_rank_of_tensorflow_without_known_steps(
     made = contacts.Contacts(port, gang)
     looked(made, {os.getpid()}, 80, makes_steps=False)
     assert made.due(180.1, makes_steps=True)
-    made.look(lambda: {os.getpid()}, 180.1, makes_steps=True)
+    made.look((), lambda: {os.getpid()}, 180.1, makes_steps=True)
     assert made.seconds_alone(190.0) == 0
 
 
@@ -156,20 +156,44 @@ def test_a_connection_to_itself_is_none(server: socket.socket, peer: int) -> Non
         assert looked(made, {os.getpid(), peer}) >= 20
 
 
+def test_the_processes_are_listed_again_only_for_new_connections(server: socket.socket) -> None:
+    made = contacts.Contacts(1, config("127.0.0.1:7", "127.0.0.1:8"))
+    pids = mock.Mock(return_value=set())
+
+    def look(now: float) -> int:
+        made.look((), pids, now, makes_steps=True)
+        processes.wait_until(lambda: made._addresses is not None, 5.0)
+        return pids.call_count
+
+    look(0.0)
+    place = server.getsockname()
+    with socket.create_connection(place), server.accept()[0]:
+        first = look(1.0)
+        assert first == 1
+        assert look(2.0) == first
+        with socket.create_connection(place), server.accept()[0]:
+            assert look(3.0) == first + 1
+
+
+def test_the_interval_grows_with_the_time_since_the_first_observation() -> None:
+    made, times, now = contacts.Contacts(1, config("127.0.0.1:7", "127.0.0.1:8")), [], 0.0
+    with mock.patch.object(sockets, "listed", return_value=[]):
+        while now < 200:
+            if made.due(now, makes_steps=True):
+                times.append(now)
+                made.look((), set, now, makes_steps=True)
+            now += 0.5
+    pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
+    assert pauses == sorted(pauses)
+    assert (pauses[0], pauses[-1]) == (0.5, 5.0)
+    assert sum(time <= 10 for time in times) >= 18
+
+
 def test_ranks_that_need_no_contact() -> None:
     assert not contacts.Contacts(None, config("a:1", "b:1")).due(1.0, True)
     assert not contacts.Contacts(1, config("a:1")).due(1.0, True)
     assert not contacts.Contacts(1, {}).due(1.0, True)
 
 
-def test_the_kernels_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "net").mkdir()
-    (tmp_path / "net/tcp").write_text("head\n 0: 0100007F:1F90 0200000A:0050 01 0 0 0 0 0 77 1\n")
-    mapped = "0000000000000000FFFF00000200000A"
-    (tmp_path / "net/tcp6").write_text(f"head\n 0: {mapped}:0001 {mapped}:0002 01 0 0 0 0 0 78 1\n")
-    monkeypatch.setattr(processes, "PROC", str(tmp_path))
-    four, six = contacts.connections("01")
-    assert (four.local, four.local_port) == (bytes([127, 0, 0, 1]), 8080)
-    assert (four.remote, four.inode) == (bytes([10, 0, 0, 2]), "77")
-    assert six.local == six.remote == bytes([10, 0, 0, 2])
+def test_addresses_of_hosts() -> None:
     assert contacts.addresses_of(["10.0.0.2", "::1"]) == {bytes([10, 0, 0, 2]), bytes(15) + b"\1"}

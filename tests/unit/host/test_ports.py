@@ -3,39 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import socket
-from collections.abc import Iterator
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
 from tests.support.lab import free_port
 from train.host import ports, processes
-
-
-@pytest.fixture(params=["netlink", "/proc"], autouse=True)
-def source(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Make only one of the kernel's two lists available, and return its name."""
-
-    def from_netlink(_: int) -> Iterator[tuple[int, int]]:
-        raise OSError(errno.EPROTONOSUPPORT, os.strerror(errno.EPROTONOSUPPORT))
-
-    def from_proc() -> dict[int, set[str]]:
-        raise AssertionError("netlink is available")
-
-    try:
-        list(ports._from_netlink(socket.AF_INET))
-    except OSError:
-        if request.param == "netlink":
-            pytest.skip("this machine has no netlink for sockets")
-    if request.param == "netlink":
-        monkeypatch.setattr(ports, "_from_proc", from_proc)
-    else:
-        monkeypatch.setattr(ports, "_from_netlink", from_netlink)
-    return str(request.param)
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
@@ -77,27 +52,3 @@ def test_a_connection_is_no_listener() -> None:
         socket.create_connection(server.getsockname()) as client,
     ):
         assert not ports.is_listening(client.getsockname()[1])
-
-
-#: Answers of a kernel that does not list its sockets: none, an error, a last message with the error
-#: ENOENT, and one that is cut off.
-ANSWERS = (
-    b"",
-    ports._HEADER.pack(20, 2, 0, 1, 0) + ports._CODE.pack(-2),
-    ports._HEADER.pack(20, 3, 2, 1, 0) + ports._CODE.pack(-2),
-    b"short",
-)
-
-
-@pytest.mark.parametrize("message", ANSWERS)
-def test_without_a_list_from_netlink_that_of_proc_is_used(
-    message: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kernel = mock.MagicMock()
-    kernel.__enter__.return_value.recv.return_value = message
-    monkeypatch.undo()
-    with (
-        socket.create_server(("127.0.0.1", 0)) as server,
-        mock.patch.object(socket, "socket", return_value=kernel),
-    ):
-        assert ports.is_listening(server.getsockname()[1])
