@@ -37,7 +37,6 @@ def state(params: Params, known: Optional[ranks.Known] = None) -> CallResult:
         params: ``root``; ``host``, the rank's inventory host, and ``beside`` and ``names``, see
             ranks.find; ``job``, empty for the newest with a rank of this host; ``manifest``,
             whether to return the job's manifest on this host.
-        known: see ranks.find.
     """
     root, job = rank_files.expand(params["root"]), str(params.get("job") or "")
     manifest = None
@@ -53,7 +52,7 @@ def states(params: Params) -> CallResult:
 
     ``params`` and the result are those of ``for_each_rank``.
     """
-    known: ranks.Known = {}
+    known = ranks.Known()
     return for_each_rank(params, lambda given: state(given, known))
 
 
@@ -92,7 +91,6 @@ def stop(params: Params, known: Optional[ranks.Known] = None) -> CallResult:
             prevent later attempts (between two attempts, the job has no rank to stop);
             ``lease_dir``, to release the leases of ranks that have not started; ``attempt``, to
             leave ranks of later attempts running.
-        known: see ranks.find.
     """
     check, permanent = bool(params["check"]), bool(params.get("permanent"))
     found = _find(params, known)
@@ -108,7 +106,7 @@ def stop(params: Params, known: Optional[ranks.Known] = None) -> CallResult:
             about = {"at": round(time.time(), 3), "reason": params["reason"]}
             json_files.write_json(request_path, about)
     # A supervisor that starts after this point ends at once.
-    stopped = _stop_ranks(found, params, check, permanent)
+    stopped = _stop_ranks(found, params, known or ranks.Known())
     first = stopped[0] if stopped else _no_report()
     if permanent and params.get("lease_dir") and not check:
         lease_dir = rank_files.expand(params["lease_dir"])
@@ -130,7 +128,7 @@ def stop_all(params: Params) -> CallResult:
 
     ``params`` and the result are those of ``for_each_rank``.
     """
-    known: ranks.Known = {}
+    known = ranks.Known()
     return for_each_rank(params, lambda given: stop(given, known), at_once=True)
 
 
@@ -158,15 +156,15 @@ def has_checkpoint(params: Params) -> CallResult:
 
 
 def _stop_ranks(
-    found: List[str], params: Params, check: bool, permanent: bool
+    found: List[str], params: Params, known: ranks.Known
 ) -> List[records.StopReport]:
     """Stop the ranks in several folders in parallel, because each may take its grace period."""
     if len(found) < 2:
-        return [_stop_rank(rank_dir, params, check, permanent) for rank_dir in found]
+        return [_stop_rank(rank_dir, params, known) for rank_dir in found]
     from concurrent.futures import ThreadPoolExecutor  # slow to import
 
     with ThreadPoolExecutor(len(found)) as pool:
-        return list(pool.map(lambda path: _stop_rank(path, params, check, permanent), found))
+        return list(pool.map(lambda path: _stop_rank(path, params, known), found))
 
 
 def _has_changed(report: records.StopReport, check: bool) -> bool:
@@ -188,18 +186,18 @@ def _no_report() -> records.StopReport:
     }
 
 
-def _stop_rank(rank_dir: str, params: Params, check: bool, permanent: bool) -> records.StopReport:
+def _stop_rank(rank_dir: str, params: Params, known: ranks.Known) -> records.StopReport:
     """Stop the rank in a folder and return the report."""
     report = _no_report()
     seen, reported = ranks.observe(rank_dir), ranks.reported(rank_dir)
     report["was"] = report["phase"] = reported["phase"]
-    if check:
-        report["remaining"] = sorted(ranks.processes_of(rank_dir))
+    if params["check"]:
+        report["remaining"] = sorted(ranks.processes_of(rank_dir, known))
     elif seen["phase"] != records.ABSENT:
-        return ranks.stop(rank_dir, float(params["grace"]), params["reason"])
+        return ranks.stop(rank_dir, float(params["grace"]), params["reason"], known)
     else:  # staged, but not started
         spec = ranks.specification(rank_dir)
-        if permanent and spec:
+        if params.get("permanent") and spec:
             ranks.write_unstarted(rank_dir, spec, params["reason"])
             report["phase"] = records.STOPPED
         leases.release_rank(spec)

@@ -34,10 +34,7 @@ def _present() -> Set[int]:
 
     The process must have called ``processes.adopt``.
     """
-    with contextlib.suppress(ChildProcessError):
-        processes.reap()
-    found = processes.descendants([os.getpid()], processes.snapshot())
-    return {pid for pid in found if not _HELPERS.search(processes.command(pid))}
+    return {pid for pid in processes.adopted() if not _HELPERS.search(processes.command(pid))}
 
 
 def at_work(script: Sequence[str], session: int, grown: Callable[[], bool]) -> List[str]:

@@ -132,12 +132,15 @@ def environment(pid: Any) -> Dict[str, str]:
 
 def marked(name: str) -> List[Tuple[int, str]]:
     """Return (pid, value) for this user's processes whose initial environment contains ``name``."""
-    prefix, found = ("\0%s=" % name).encode(), []
-    for pid in pids():
-        _, is_set, rest = (b"\0" + read(PROC, str(pid), "environ")).partition(prefix)
-        if is_set:
-            found.append((pid, os.fsdecode(rest.partition(b"\0")[0])))
-    return found
+    values = [(pid, variable(pid, name)) for pid in pids()]
+    return [(pid, value) for pid, value in values if value is not None]
+
+
+def variable(pid: int, name: str) -> Optional[str]:
+    """Return a variable of a process's initial environment; None if it is not set or unknown."""
+    prefix = ("\0%s=" % name).encode()
+    _, is_set, rest = (b"\0" + read(PROC, str(pid), "environ")).partition(prefix)
+    return os.fsdecode(rest.partition(b"\0")[0]) if is_set else None
 
 
 def opened(pid: int) -> Iterator[str]:
@@ -230,15 +233,26 @@ def reap() -> Dict[int, int]:
         found[pid] = status
 
 
+def adopted() -> Set[int]:
+    """Return the live descendants of this process, which has called ``adopt``; reap its children.
+
+    Without a child it has no descendants, and the processes of the host are not listed.
+    """
+    try:
+        reap()
+    except ChildProcessError:
+        return set()
+    return descendants([os.getpid()], snapshot())
+
+
 def end_descendants() -> List[int]:
     """Kill all descendants of this process, which has called ``adopt``; return any that remain."""
-    me = os.getpid()
     deadline = time.monotonic() + KILL_S
     while True:  # processes started meanwhile are found in the next iteration
         # Before /proc is read, to catch processes that live for a shorter time than that takes.
-        for word in read_text("/proc/self/task/%d/children" % me).split():
+        for word in read_text("/proc/self/task/%d/children" % os.getpid()).split():
             _kill(int(word))
-        left = descendants([me], snapshot())
+        left = adopted()
         for pid in left:
             _kill(pid)
         try:

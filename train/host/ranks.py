@@ -232,7 +232,17 @@ def orphaned(rank_dir: str, state: records.RankState) -> records.RankState:
     return {**state, "phase": records.FAILED, "cause": cause, "reason": reason}
 
 
-def processes_of(rank_dir: str) -> Set[int]:
+class Known:
+    """What functions have read that later ones, for other ranks of this machine, need as well."""
+
+    def __init__(self) -> None:
+        #: By root and job, or root and an empty string for all jobs; see _specifications.
+        self.specifications: Dict[Tuple[str, str], List[Tuple[records.RankSpec, str]]] = {}
+        #: The rank's folder in the environment of a process, by its pid and start.
+        self.marks: Dict[Tuple[int, int], Optional[str]] = {}
+
+
+def processes_of(rank_dir: str, known: Optional[Known] = None) -> Set[int]:
     """Return the processes that a rank's script has started.
 
     They are descendants of the supervisor or its watchdog, or have inherited the rank's
@@ -241,8 +251,14 @@ def processes_of(rank_dir: str) -> Set[int]:
     state = noted(rank_dir)
     running = processes.snapshot()
     roots = [pid for pid, start in _supervision(state) if pid and processes.is_alive(pid, start)]
-    marked = processes.marked(rank_environment.ENV_RANK_DIR)
-    found = {pid for pid, value in marked if value == rank_dir and pid != os.getpid()}
+    marks = Known().marks if known is None else known.marks
+    found = set()
+    for pid, process in running.items():
+        key = pid, process.start
+        if key not in marks:
+            marks[key] = processes.variable(pid, rank_environment.ENV_RANK_DIR)
+        if marks[key] == rank_dir and pid != os.getpid():
+            found.add(pid)
     sessions = state.get("sessions") or {}
     if state.get("boot_id") == processes.boot_id():
         for pid, process in running.items():
@@ -259,27 +275,32 @@ def _supervision(state: records.RankState) -> List[Tuple[Optional[int], Optional
     return [supervisor, (state.get("watchdog_pid"), state.get("watchdog_start"))]
 
 
-def _end_all(rank_dir: str) -> List[int]:
-    """Kill (SIGKILL) all processes of a rank, and return the remaining ones."""
+def _end_all(rank_dir: str, known: Known) -> Tuple[Set[int], Set[int]]:
+    """Kill (SIGKILL) all processes of a rank; return those found, and those that remain."""
+    found: Set[int] = set()
 
     def have_ended() -> bool:
-        left = processes_of(rank_dir)
+        left = processes_of(rank_dir, known)
+        found.update(left)
         for pid in left:
             processes.send(pid, signal.SIGKILL)
         return not left
 
     ended = processes.wait_until(have_ended, processes.KILL_S)
-    return [] if ended else sorted(processes_of(rank_dir))
+    return found, set() if ended else processes_of(rank_dir, known)
 
 
-def stop(rank_dir: str, grace: float, reason: str) -> records.StopReport:
+def stop(
+    rank_dir: str, grace: float, reason: str, known: Optional[Known] = None
+) -> records.StopReport:
     """End every process of a rank and verify that.
 
     The supervisor sends SIGTERM and, after ``grace`` seconds, SIGKILL. Remaining processes,
     including supervisor and watchdog, are then killed from here.
     """
+    known = known or Known()
     before, state, spec = observe(rank_dir), noted(rank_dir), specification(rank_dir)
-    there = processes_of(rank_dir)
+    there = processes_of(rank_dir, known)
     had = {state.get("pid"), *there}
     was_alive = before["phase"] in records.ALIVE_PHASES
     supervisor, watchdog = _supervision(state)
@@ -291,8 +312,7 @@ def stop(rank_dir: str, grace: float, reason: str) -> records.StopReport:
         _end(*supervisor, signal.SIGTERM, grace + _LAST_STATE_S)
     # It ends by itself after it has ended the remaining processes of a killed supervisor.
     _end(*watchdog, 0, _LAST_STATE_S)
-    left = processes_of(rank_dir)
-    remaining = _end_all(rank_dir)
+    left, remaining = _end_all(rank_dir, known)
     after = observe(rank_dir)
     is_new = state.get("phase") in records.ALIVE_PHASES and after["phase"] == records.FAILED
     if was_alive and after["phase"] != records.STOPPED:
@@ -311,8 +331,8 @@ def stop(rank_dir: str, grace: float, reason: str) -> records.StopReport:
     return {
         "was": before["phase"],
         "phase": after["phase"],
-        "ended": len({*there, *left} - set(remaining)),
-        "remaining": remaining,
+        "ended": len((there | left) - remaining),
+        "remaining": sorted(remaining),
         "port": port,
         "port_free": port_free,
         "gpu_memory_free": gpu_memory_free,
@@ -340,10 +360,6 @@ def _wait_for_gpus(spec: records.RankSpec, pids: Set[Any]) -> Optional[bool]:
     return gpus.wait_until_left(uuids, pids, _FREE_S)
 
 
-#: The ranks under a root, of one job or (with an empty string) of all, as _specifications returns.
-Known = Dict[Tuple[str, str], List[Tuple[records.RankSpec, str]]]
-
-
 def find(
     root: str,
     host: str,
@@ -362,13 +378,12 @@ def find(
         beside: the inventory hosts that are reached in the same way as this one, including this
             one, in their order.
         names: all inventory hosts that are queried.
-        known: what calls for other hosts of this machine have read, and this one adds to.
     """
     beside = list(beside) or [host]
-    known = {} if known is None else known
-    if (root, job) not in known:
-        known[root, job] = _specifications(root, job)
-    specifications = known[root, job]
+    known = known or Known()
+    if (root, job) not in known.specifications:
+        known.specifications[root, job] = _specifications(root, job)
+    specifications = known.specifications[root, job]
     if not job:
         mine = [spec for spec, _ in specifications if _answers(spec, host, beside, names)]
         of_host = [spec for spec in mine if spec.get("host") == host]

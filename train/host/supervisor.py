@@ -77,8 +77,9 @@ _ALONE = 10.0
 _VARIABLE = re.compile(r"\$(?:\{(?P<braced>TRAIN_[A-Z_]+)\}|(?P<plain>TRAIN_[A-Z0-9_a-z]+))")
 #: Minimum seconds after the last step before a script that does not exit is reported.
 _LINGERING = 5.0
-#: Seconds between two listings of the script's descendants; fewer at first.
-_SESSIONS = 10.0
+#: Seconds from the start to the first listing of the script's descendants, and the maximum between
+#: two listings.
+_FIRST_LISTING, _BETWEEN_LISTINGS = 2.0, 10.0
 #: Seconds for a metadata server to answer when a host may be shut down.
 _ASK_S = 1.0
 #: Number of activity checks within the limit of a rank that has not started.
@@ -169,6 +170,7 @@ class Supervisor:
         else:
             self.state["pid"] = worker.pid
             self.state["pid_start"] = processes.start_time(worker.pid)
+            self.state["sessions"] = {str(worker.pid): self.state["pid_start"]}
             self._save()
             self._watch(worker)
 
@@ -413,9 +415,9 @@ class Supervisor:
 
     def _note_sessions(self, now: float, elapsed: float) -> None:
         """Store the sessions of all descendants of the script, for ranks.processes_of."""
-        if now < self._sessions_due:
+        if elapsed < _FIRST_LISTING or now < self._sessions_due:
             return
-        self._sessions_due = now + min(_SESSIONS, elapsed)
+        self._sessions_due = now + min(_BETWEEN_LISTINGS, elapsed)
         running = processes.snapshot()
         self._descendants = processes.descendants([os.getpid()], running)
         sessions = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -40,13 +41,20 @@ class Rank:
         path = self.folder / "beats"
         return path.stat().st_size if path.exists() else 0
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether the script is ready and its supervisor has listed its processes."""
-        log = self.folder / rank_files.LOG_FILE
+    def is_ready(self, left: list[str]) -> bool:
+        """Return whether the script is ready and its supervisor has listed all processes ``left``.
+
+        Processes that are too short-lived to be listed are an exception.
+        """
         state = bare_ranks.state(self.folder)
-        known = state.get("phase") == records.RUNNING and bool(state.get("sessions"))
-        return known and "ready" in log.read_text()
+        log = (self.folder / rank_files.LOG_FILE).read_text()
+        if state.get("phase") != records.RUNNING or "ready" not in log:
+            return False
+        keepers = {state["supervisor_pid"], state["watchdog_pid"]}
+        pids = {int(found.split()[0]) for found in left} - keepers
+        with contextlib.suppress(ProcessLookupError):
+            return {str(os.getsid(pid)) for pid in pids} <= {*state["sessions"]}
+        return False
 
 
 @dataclass
@@ -67,14 +75,13 @@ class Machine:
         """Wait until all ranks have left processes behind."""
 
         def have_left() -> bool:
-            if not all(rank.is_ready for rank in self.ranks.values()):
-                return False
             marked = bare_ranks.marked()
-            # Watchdog, supervisor, script, and the processes that it has started.
-            return all(
-                len(marked[rank.mark]) >= (3 if way.startswith("churn") else 4)
-                for way, rank in self.ranks.items()
-            )
+            for way, rank in self.ranks.items():
+                # Watchdog, supervisor, script, and the processes that it has started.
+                left, churns = marked[rank.mark], way.startswith("churn")
+                if len(left) < (3 if churns else 4) or not rank.is_ready([] if churns else left):
+                    return False
+            return True
 
         bare_ranks.wait_until(have_left, self.ranks, timeout=120)
 
