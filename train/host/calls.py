@@ -155,9 +155,7 @@ def has_checkpoint(params: Params) -> CallResult:
     return {"found": bool(spec) and ranks.holds_file(ranks.checkpoint_dir(spec))}
 
 
-def _stop_ranks(
-    found: List[str], params: Params, known: ranks.Known
-) -> List[records.StopReport]:
+def _stop_ranks(found: List[str], params: Params, known: ranks.Known) -> List[records.StopReport]:
     """Stop the ranks in several folders in parallel, because each may take its grace period."""
     if len(found) < 2:
         return [_stop_rank(rank_dir, params, known) for rank_dir in found]

@@ -82,7 +82,7 @@ def of_job(root: str, job: str) -> Optional[records.Preemption]:
     job_dir = os.path.join(glob.escape(os.path.join(root, "jobs", job)), "*")
     state = rank_files.STATE_FILE
     earlier = os.path.join(job_dir, rank_files.ATTEMPTS_DIR, "*", state)
-    boot, init = processes.boot_id(), processes.start_time(1)
+    boot, init = processes.boot_id(), processes.init_start()
     for path in [*glob.glob(os.path.join(job_dir, state)), *glob.glob(earlier)]:
         found = ranks.noted(os.path.dirname(path))
         noticed = found.get("preemption")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import signal
 import socket
@@ -19,6 +20,7 @@ KILL_S = 5.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
+@functools.lru_cache(maxsize=None)
 def boot_id() -> str:
     """Return the boot id of this host's kernel."""
     with open(os.path.join(PROC, "sys/kernel/random/boot_id"), encoding="ascii") as stream:
@@ -112,6 +114,15 @@ def start_time(pid: int) -> Optional[int]:
     """Return the start of process ``pid`` in clock ticks since the boot; None if it has ended."""
     fields = stat(pid)
     return None if not fields or fields[0] in "ZX" else int(fields[19])
+
+
+@functools.lru_cache(maxsize=None)
+def init_start() -> Optional[int]:
+    """Return the start of process 1 in clock ticks, which is another one in a restarted container.
+
+    Without process 1, this process would also have ended.
+    """
+    return start_time(1)
 
 
 def is_stopped(pid: Optional[int]) -> bool:

@@ -66,7 +66,7 @@ def observe(rank_dir: str) -> records.RankState:
     if state.get("phase") not in records.ALIVE_PHASES:
         return state
     # A restarted container runs on the same kernel as before.
-    restarted = state.get("init_start") not in (None, processes.start_time(1))
+    restarted = state.get("init_start") not in (None, processes.init_start())
     if restarted or state.get("boot_id") != processes.boot_id():
         reason = "ended when its host rebooted"
         return {**state, "phase": records.FAILED, "cause": end_causes.REBOOT, "reason": reason}

@@ -157,6 +157,7 @@ class Cursor(_Position, total=False):
 
     answer: int  # maximum bytes of all files in the next answer
     preempted: bool  # whether a notice of preemption was reported
+    measured: float  # time of the last report of the load, in seconds of the host's clock
 
 
 class _Update(TypedDict):
@@ -168,7 +169,7 @@ class _Update(TypedDict):
     more: bool  # there is more to read at once
     age: Optional[float]  # seconds since the last progress or log line; None if there is none
     now: float  # the host's clock
-    load: Dict[str, Any]  # see load.facts; empty unless the rank runs
+    load: Dict[str, Any]  # see load.facts; empty unless the rank runs and a report is due
 
 
 class Update(_Update, total=False):

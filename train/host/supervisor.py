@@ -78,8 +78,8 @@ _VARIABLE = re.compile(r"\$(?:\{(?P<braced>TRAIN_[A-Z_]+)\}|(?P<plain>TRAIN_[A-Z
 #: Minimum seconds after the last step before a script that does not exit is reported.
 _LINGERING = 5.0
 #: Seconds from the start to the first listing of the script's descendants, and the maximum between
-#: two listings.
-_FIRST_LISTING, _BETWEEN_LISTINGS = 2.0, 10.0
+#: two listings: a machine may have many ranks and processes.
+_FIRST_LISTING, _BETWEEN_LISTINGS = 3.0, 60.0
 #: Seconds for a metadata server to answer when a host may be shut down.
 _ASK_S = 1.0
 #: Number of activity checks within the limit of a rank that has not started.
@@ -107,7 +107,7 @@ class Supervisor:
             "port": spec["port"],
             "phase": records.STARTING,
             "boot_id": processes.boot_id(),
-            "init_start": processes.start_time(1),
+            "init_start": processes.init_start(),
             "started_at": round(time.time(), 3),
         }
         tf_config = json_files.read_json(self._path(rank_files.TF_CONFIG_FILE))
@@ -140,7 +140,7 @@ class Supervisor:
         #: Whether the rank has started once it is connected to the first one, which listens.
         self._connects = spec["framework"] in frameworks.WITH_ONE_LISTENER
         self._life = life.Life(time.monotonic())
-        self._life_due = 0.0
+        self._life_due = time.monotonic() + spec["start_idle_timeout"] / _LOOKS
         self._killed_before = ends.memory_kills()
         self._asking = metadata.Asking(spec.get("preemption", metadata.OFF))
         self._leave_at = float("inf")  # when the rank is ended after a notice of preemption

@@ -31,7 +31,11 @@ ANSWER = 1_048_576
 _LEAST = 4_096
 #: Bytes of a log's end that are sent before earlier data that is still waiting.
 LAST = 32_768
-_TICK = 0.2
+#: Seconds between two looks at the files of the ranks, and between two at their processes. All
+#: changes but a frozen script change a file: the watchdog of a killed supervisor writes the state.
+_TICK, _PROCESSES_EVERY = 0.2, 1.0
+#: Minimum seconds between two reports of a rank's load, for which all processes are listed.
+_LOAD_EVERY = 4.0
 #: Maximum number of seconds between an answer and the next request.
 _IDLE_S = 60.0
 #: Maximum number of seconds to receive a request or to send an answer.
@@ -73,6 +77,14 @@ def _has_changed(state: records.RankState, cursor: Dict[str, Any]) -> bool:
     # Control nodes of earlier versions do not return the last one.
     known = cursor["phase"], cursor["frozen"], cursor.get("preempted", preempted)
     return (phase, frozen, preempted) != known
+
+
+def _version(folder: str) -> Optional[Tuple[int, int]]:
+    """Return a value that differs for each version of a rank's state; None without a state."""
+    with contextlib.suppress(OSError):
+        about = os.stat(os.path.join(folder, rank_files.STATE_FILE))
+        return about.st_ino, about.st_mtime_ns
+    return None
 
 
 def _sizes(folder: str) -> Dict[str, int]:
@@ -156,7 +168,6 @@ def _update(
         if name != "supervisor":
             with contextlib.suppress(OSError):
                 times.append(os.stat(os.path.join(folder, file)).st_mtime)
-    is_running, pid = state["phase"] == records.RUNNING, state.get("pid")
     phase, frozen, preempted = _phase(state)
     sizes = _sizes(folder)
     left = {name: _left(folder, name, after[name], size) for name, size in sizes.items()}
@@ -174,8 +185,21 @@ def _update(
         "last": as_text(last),
         "age": round(max(0.0, time.time() - max(times)), 3) if times else None,
         "now": time.time(),
-        "load": load.facts(pid, folder) if is_running and pid else {},
+        "load": {},
     }
+
+
+def _add_load(found: Dict[str, Dict[str, Any]], cursors: Dict[str, Dict[str, Any]]) -> None:
+    """Add the load of running ranks to their updates, and its time to the cursors, if it is due."""
+    now, listed = time.monotonic(), None
+    for folder, update in found.items():
+        state, measured = update["state"], cursors[folder].get("measured")
+        if measured is not None and 0 <= now - measured < _LOAD_EVERY:
+            update["cursor"]["measured"] = measured
+        elif state["phase"] == records.RUNNING and state.get("pid"):
+            listed = load.listing() if listed is None else listed
+            update["load"] = load.facts(state["pid"], os.path.expanduser(folder), listed)
+            update["cursor"]["measured"] = now
 
 
 def wait_for_updates(
@@ -183,11 +207,15 @@ def wait_for_updates(
 ) -> Dict[str, Dict[str, Any]]:
     """Return the updates (records.Update) by rank folder; see the module's docstring."""
     found = [(os.path.expanduser(rank_dir), cursor) for rank_dir, cursor in cursors.items()]
-    began = time.monotonic()
+    began, observed = time.monotonic(), float("-inf")
+    states: List[records.RankState] = []
+    versions: List[Optional[Tuple[int, int]]] = []
     while True:
-        # Read before the files: after a final state, nothing is added to them.
-        states = [ranks.observe(folder) for folder, _ in found]
-        elapsed = time.monotonic() - began
+        elapsed, before = time.monotonic() - began, versions
+        versions = [_version(folder) for folder, _ in found]
+        if versions != before or elapsed - observed >= _PROCESSES_EVERY:
+            # Read before the files: after a final state, nothing is added to them.
+            states, observed = [ranks.observe(folder) for folder, _ in found], elapsed
         if elapsed >= wait or any(
             _has_changed(state, cursor) for state, (_, cursor) in zip(states, found)
         ):
@@ -199,7 +227,9 @@ def wait_for_updates(
     updates = [
         _update(folder, state, cursor, count) for state, (folder, cursor) in zip(states, found)
     ]
-    return dict(zip(cursors, updates))
+    answer = dict(zip(cursors, updates))
+    _add_load(answer, cursors)
+    return answer
 
 
 def answer_requests() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,10 @@ class Host:
 
 
 @pytest.fixture
-def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
-    return Host(tmp_path, monkeypatch)
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
+    processes.boot_id.cache_clear()
+    yield Host(tmp_path, monkeypatch)
+    processes.boot_id.cache_clear()
 
 
 def test_the_process_group_counts(host: Host) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support.lab import REPOSITORY
-from train.host import rank_files, records, tail, updates
+from train.host import load, processes, rank_files, records, tail, updates
 
 START = {"phase": "", "frozen": False, "log": 0, "progress": 0, "supervisor": 0}
 
@@ -196,3 +197,44 @@ def test_a_program_without_requests_ends(
         updates.main([])  # the connection still exists
     os.close(writer)
     assert capsys.readouterr().out == ""
+
+
+def alive(folder: Path, supervisor_pid: int) -> Path:
+    """Create a rank that runs: this process is its script."""
+    return rank(
+        folder,
+        phase=records.RUNNING,
+        pid=os.getpid(),
+        supervisor_pid=supervisor_pid,
+        supervisor_start=processes.start_time(supervisor_pid),
+        boot_id=processes.boot_id(),
+    )
+
+
+def test_the_load_comes_every_few_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed, listing = [], load.listing
+
+    def count() -> load.Listing:
+        listed.append(1)
+        return listing()
+
+    monkeypatch.setattr(load, "listing", count)
+    folders = [alive(tmp_path / f"worker-{index}", os.getpid()) for index in range(2)]
+    first = ask(*folders)
+    assert all(update["load"]["cpu_s"] > 0 for update in first)
+    assert listed == [1], "the ranks of an answer share a listing of all processes"
+    later = ask(*folders, **first[0]["cursor"])
+    assert [update["load"] for update in later] == [{}, {}]
+    assert later[0]["cursor"] == first[0]["cursor"]
+    clock = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + 5)
+    assert all(update["load"] for update in ask(*folders, **later[0]["cursor"]))
+
+
+def test_a_killed_supervisor_is_noticed_without_a_change_of_a_file(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "60"]) as supervisor:
+        folder = alive(tmp_path / "worker-0", supervisor.pid)
+        cursor = ask(folder)[0]["cursor"]
+        threading.Timer(0.5, supervisor.kill).start()
+        (update,) = updates.wait_for_updates({str(folder): cursor}, 30.0, 0.0).values()
+    assert update["state"]["phase"] == records.FAILED
