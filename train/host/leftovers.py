@@ -58,14 +58,7 @@ def at_work(script: Sequence[str], session: int, grown: Callable[[], bool]) -> L
     found = []
     for pid in sorted(left):
         command = processes.command(pid)
-        is_daemon = command == " ".join(script) and _session(pid) not in (0, session)
+        is_daemon = command == " ".join(script) and processes.session(pid) not in (0, session)
         if progress or is_daemon or _used(pid) - before[pid] > _CPU_S:
             found.append(command[:_LENGTH])
     return found[:_NAMED]
-
-
-def _session(pid: int) -> int:
-    """Return the session of a process; 0 if it has ended."""
-    with contextlib.suppress(OSError):
-        return os.getsid(pid)
-    return 0

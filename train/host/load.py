@@ -64,30 +64,12 @@ class GpuLoad(TypedDict):
     reasons: int  # NVML's bits for the reasons of a throttled clock
 
 
-#: The fields of processes.stat by pid.
-Listing = Dict[int, List[str]]
-
-
-def listing() -> Listing:
-    """List all processes of this host that have not ended."""
-    found = {}
-    for pid in processes.pids():
-        with contextlib.suppress(OSError, IndexError):  # it has ended
-            fields = processes.stat(pid)
-            if fields[0] not in "ZX":
-                found[pid] = fields
-    return found
-
-
-def facts(pid: int, folder: Optional[str] = None, listed: Optional[Listing] = None) -> Facts:
+def facts(pid: int, folder: Optional[str] = None) -> Facts:
     """Return facts about ``pid``, which leads a process group; empty if it has ended.
 
-    Args:
-        folder: where the output of nvidia-smi is stored. Without it, nvidia-smi is not run.
-        listed: the processes of this host, if they have just been listed.
+    The output of nvidia-smi is stored in ``folder``. Without a folder, nvidia-smi is not run.
     """
-    listed = listing() if listed is None else listed
-    group = {one: fields for one, fields in listed.items() if str(pid) in (str(one), fields[2])}
+    group = _group(pid)
     if pid not in group:
         return {}
     found: Facts = {"t": round(time.monotonic(), 3)}
@@ -108,7 +90,18 @@ def _number(*parts: str) -> int:
     return int(text) if is_number(text) else 0
 
 
-def _time(pid: int, group: Listing) -> Facts:
+def _group(pid: int) -> Dict[int, List[str]]:
+    """Return by pid the ``stat`` fields of a process and of the others in its process group."""
+    group = {}
+    for member in {pid, *processes.in_group(pid)}:
+        with contextlib.suppress(OSError, IndexError):  # it has ended
+            fields = processes.stat(member)
+            if fields[0] not in "ZX":
+                group[member] = fields
+    return group
+
+
+def _time(pid: int, group: Dict[int, List[str]]) -> Facts:
     """Return the CPU time of the processes, and the clock rate of the cores on which they run."""
     ticks = sum(int(value) for fields in group.values() for value in fields[11:15])
     waited: List[float] = []
@@ -145,7 +138,7 @@ def _time(pid: int, group: Listing) -> Facts:
     return found
 
 
-def limit(pid: int, group: Optional[Listing] = None) -> Facts:
+def limit(pid: int, group: Optional[Dict[int, List[str]]] = None) -> Facts:
     """Return the CPU limit of the nearest control group that has one; empty without a limit."""
     listed = read_text(processes.PROC, str(pid), "cgroup")
     for folders in control_groups(listed, "cpu", os.path.join(SYS, "fs/cgroup")):
@@ -165,7 +158,7 @@ def limit(pid: int, group: Optional[Listing] = None) -> Facts:
     return {}
 
 
-def _machine(pid: int, group: Listing) -> Facts:
+def _machine(pid: int, group: Dict[int, List[str]]) -> Facts:
     """Return the CPU time of all processes of the machine, and the state of its cores."""
     lines = read_text(processes.PROC, "stat").splitlines()
     user, nice, system, _, _, irq, softirq, steal = (int(v) for v in lines[0].split()[1:9])
@@ -186,14 +179,14 @@ def _machine(pid: int, group: Listing) -> Facts:
     return found
 
 
-def _network(pid: int, group: Listing) -> Facts:
+def _network(pid: int, group: Dict[int, List[str]]) -> Facts:
     lines = read_text(processes.PROC, str(pid), "net/snmp").splitlines()
     header, values = [line.split() for line in lines if line.startswith("Tcp:")]
     counts = dict(zip(header, values))
     return {"tcp_sent": int(counts["OutSegs"]), "tcp_resent": int(counts["RetransSegs"])}
 
 
-def _gpus(pid: int, group: Listing, folder: str) -> List[GpuLoad]:
+def _gpus(pid: int, group: Dict[int, List[str]], folder: str) -> List[GpuLoad]:
     """Return the state of the GPUs that the process may use, from nvidia-smi."""
     opened = (path for member in group for path in processes.opened(member))
     if gpus.nvidia_smi() is None or not any(re.match(r"/dev/nvidia[0-9]", path) for path in opened):

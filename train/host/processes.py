@@ -189,6 +189,36 @@ def snapshot() -> Dict[int, Process]:
     return found
 
 
+def in_group(group: int) -> List[int]:
+    """Return the processes of a process group.
+
+    For all processes of a host, system calls take a tenth of the time that their files in /proc
+    take.
+    """
+    found = []
+    for pid in pids():
+        with contextlib.suppress(OSError):  # it has ended
+            if os.getpgid(pid) == group:
+                found.append(pid)
+    return found
+
+
+def session(pid: int) -> int:
+    """Return the session of a process; 0 if it has ended."""
+    with contextlib.suppress(OSError):
+        return os.getsid(pid)
+    return 0
+
+
+def by_session() -> Dict[int, List[int]]:
+    """Return the processes of this host by session, without those of which it is unknown."""
+    found: Dict[int, List[int]] = {}
+    for pid in pids():
+        found.setdefault(session(pid), []).append(pid)
+    found.pop(0, None)  # they have ended, or belong to a session outside this container
+    return found
+
+
 def descendants(roots: Collection[int], processes: Dict[int, Process]) -> Set[int]:
     """Return the pids of all descendants of ``roots``, without ``roots``."""
     children: Dict[int, List[int]] = {}

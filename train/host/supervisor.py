@@ -26,7 +26,7 @@ import subprocess
 import sys
 import time
 import traceback
-from typing import Any, Callable, Dict, NoReturn, Optional, Sequence, Set, Tuple, cast
+from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Set, Tuple, cast
 
 from . import (
     console,
@@ -42,6 +42,7 @@ from . import (
     limited,
     lingering,
     metadata,
+    offspring,
     outputs,
     pace,
     plain_text,
@@ -128,7 +129,8 @@ class Supervisor:
         self._writer = progress_records.ProgressWriter(self._path(rank_files.PROGRESS_FILE))
         self._console_bytes = 0
         self._sessions_due = 0.0
-        self._descendants: Set[int] = set()  # as last listed
+        self._offspring: offspring.Offspring  # of the process that runs the rank
+        self._descendants: List[int] = []  # as last listed
         self._makes_steps = False
         self._first_place: Optional[Tuple[Any, ...]] = None  # step, batch and epoch
         self._log_size, self._printed_at = -1, 0.0
@@ -162,6 +164,7 @@ class Supervisor:
             return
         try:
             self._leases.confirm()
+            self._offspring = offspring.Offspring()
             worker = self._start()
         except leases.HeldError as error:
             self._finish((records.FAILED, end_causes.BUSY, "was not started: %s" % error))
@@ -418,12 +421,9 @@ class Supervisor:
         if elapsed < _FIRST_LISTING or now < self._sessions_due:
             return
         self._sessions_due = now + min(_BETWEEN_LISTINGS, elapsed)
-        running = processes.snapshot()
-        self._descendants = processes.descendants([os.getpid()], running)
-        sessions = {
-            str(running[pid].session): processes.start_time(running[pid].session)
-            for pid in self._descendants
-        }
+        found = self._offspring.by_session()
+        self._descendants = [pid for pids in found.values() for pid in pids]
+        sessions = {str(session): processes.start_time(session) for session in found}
         if sessions != self.state.get("sessions"):
             self.state["sessions"] = sessions
             self._save()
@@ -500,13 +500,7 @@ class Supervisor:
         if self.state["phase"] == records.STARTING and not (steps or self._connects):
             return
         if self._contacts.due(now, steps):
-            own = [os.getpid()]
-            self._contacts.look(
-                {pid, *self._descendants},
-                lambda: processes.descendants(own, processes.snapshot()),
-                now,
-                steps,
-            )
+            self._contacts.look({pid, *self._descendants}, self._offspring.pids, now, steps)
         alone = self._contacts.seconds_alone(now) > _ALONE
         if alone != self.state.get("alone", False):
             self.state["alone"] = alone

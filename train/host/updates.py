@@ -34,7 +34,7 @@ LAST = 32_768
 #: Seconds between two looks at the files of the ranks, and between two at their processes. All
 #: changes but a frozen script change a file: the watchdog of a killed supervisor writes the state.
 _TICK, _PROCESSES_EVERY = 0.2, 1.0
-#: Minimum seconds between two reports of a rank's load, for which all processes are listed.
+#: Minimum seconds between two reports of a rank's load, which take longer than the rest.
 _LOAD_EVERY = 4.0
 #: Maximum number of seconds between an answer and the next request.
 _IDLE_S = 60.0
@@ -191,14 +191,13 @@ def _update(
 
 def _add_load(found: Dict[str, Dict[str, Any]], cursors: Dict[str, Dict[str, Any]]) -> None:
     """Add the load of running ranks to their updates, and its time to the cursors, if it is due."""
-    now, listed = time.monotonic(), None
+    now = time.monotonic()
     for folder, update in found.items():
         state, measured = update["state"], cursors[folder].get("measured")
         if measured is not None and 0 <= now - measured < _LOAD_EVERY:
             update["cursor"]["measured"] = measured
         elif state["phase"] == records.RUNNING and state.get("pid"):
-            listed = load.listing() if listed is None else listed
-            update["load"] = load.facts(state["pid"], os.path.expanduser(folder), listed)
+            update["load"] = load.facts(state["pid"], os.path.expanduser(folder))
             update["cursor"]["measured"] = now
 
 

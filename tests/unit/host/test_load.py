@@ -23,6 +23,8 @@ class Host:
         self.root = root
         monkeypatch.setattr(processes, "PROC", str(root / "proc"))
         monkeypatch.setattr(load, "SYS", str(root / "sys"))
+        self._groups: dict[int, int] = {}
+        monkeypatch.setattr(os, "getpgid", self._groups.__getitem__)
         self.write("proc/stat", "cpu  100 20 30 9000 5 6 7 80 0 0\ncpu0 1\ncpu1 2\nintr 1\n")
 
     def write(self, name: str, text: str) -> None:
@@ -47,6 +49,7 @@ class Host:
         fields[11:15] = map(str, ticks)
         text = f"{pid} (a b) c) {' '.join(fields)}\n"
         if thread is None:
+            self._groups[pid] = group
             self.write(f"proc/{pid}/stat", text)
         task = f"proc/{pid}/task/{thread or pid}"
         self.write(f"{task}/stat", text)
