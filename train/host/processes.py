@@ -177,10 +177,10 @@ class Process(NamedTuple):
     start: int
 
 
-def snapshot() -> Dict[int, Process]:
-    """Return all processes of this host by pid, without zombies."""
+def snapshot(without: Collection[int] = ()) -> Dict[int, Process]:
+    """Return all processes of this host by pid, but no zombies, and none of ``without``."""
     found = {}
-    for pid in pids():
+    for pid in set(pids()).difference(without):
         with contextlib.suppress(OSError, IndexError):
             fields = stat(pid)
             # If only the first thread has ended, the process still has other threads.

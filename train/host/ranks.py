@@ -240,6 +240,8 @@ class Known:
         self.specifications: Dict[Tuple[str, str], List[Tuple[records.RankSpec, str]]] = {}
         #: The rank's folder in the environment of a process, by its pid and start.
         self.marks: Dict[Tuple[int, int], Optional[str]] = {}
+        #: Processes that do not belong to a rank and never will, by the rank's folder.
+        self.strangers: Dict[str, Set[int]] = {}
 
 
 def processes_of(rank_dir: str, known: Optional[Known] = None) -> Set[int]:
@@ -248,26 +250,37 @@ def processes_of(rank_dir: str, known: Optional[Known] = None) -> Set[int]:
     They are descendants of the supervisor or its watchdog, or have inherited the rank's
     environment, or belong to a session that the supervisor has noted.
     """
+    known = known or Known()
+    strangers = known.strangers.setdefault(rank_dir, {os.getpid()})
+    running = processes.snapshot(without=strangers)
     state = noted(rank_dir)
-    running = processes.snapshot()
     roots = [pid for pid, start in _supervision(state) if pid and processes.is_alive(pid, start)]
-    marks = Known().marks if known is None else known.marks
+    sessions = _sessions(state)
     found = set()
     for pid, process in running.items():
         key = pid, process.start
-        if key not in marks:
-            marks[key] = processes.variable(pid, rank_environment.ENV_RANK_DIR)
-        if marks[key] == rank_dir and pid != os.getpid():
+        if key not in known.marks:
+            known.marks[key] = processes.variable(pid, rank_environment.ENV_RANK_DIR)
+        if known.marks[key] == rank_dir or process.session in sessions:
             found.add(pid)
-    sessions = state.get("sessions") or {}
-    if state.get("boot_id") == processes.boot_id():
-        for pid, process in running.items():
-            session, leader = str(process.session), running.get(process.session)
-            # The kernel does not reuse the number of a session while it has processes.
-            if session in sessions and (leader is None or leader.start == sessions[session]):
-                found.add(pid)
-    found |= processes.descendants([*roots, *found], running)
-    return found.intersection(running) - {os.getpid(), *roots}
+    found = (found | processes.descendants([*roots, *found], running)) - {*roots}
+    # Not those whose parent has just ended, so that its parent is unknown.
+    others = processes.descendants([0, 1, *strangers], running)
+    strangers.update(others - found - {*roots})
+    return found
+
+
+def _sessions(state: records.RankState) -> Set[int]:
+    """Return the sessions that a supervisor has noted, unless their numbers are used again."""
+    if state.get("boot_id") != processes.boot_id():
+        return set()
+    noted_sessions = {int(number): start for number, start in state.get("sessions", {}).items()}
+    # The kernel does not reuse the number of a session while it has processes.
+    return {
+        number
+        for number, start in noted_sessions.items()
+        if processes.start_time(number) in (None, start)
+    }
 
 
 def _supervision(state: records.RankState) -> List[Tuple[Optional[int], Optional[int]]]:

@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from subprocess import Popen
 from typing import Any
 
 import pytest
@@ -103,6 +104,28 @@ def test_an_end_between_two_reads(rank_dir: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(processes, "is_alive", is_alive)
     assert ranks.observe(str(rank_dir)) == last
+
+
+def test_a_later_listing_reads_only_what_may_belong_to_the_rank(
+    rank_dir: Path, chief: Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known, running, read = ranks.Known(), processes.snapshot(), set[int]()
+    away = max(running) + 1  # a process that has just ended
+    orphan = away + 1
+    running[orphan] = processes.Process(away, orphan, 1)
+    listings = iter([running, {**running, orphan: processes.Process(chief.pid, orphan, 1)}])
+
+    def snapshot(without: set[int]) -> dict[int, processes.Process]:
+        listed = {pid: about for pid, about in next(listings).items() if pid not in without}
+        read.update(listed)
+        return listed
+
+    monkeypatch.setattr(processes, "snapshot", snapshot)
+    assert ranks.processes_of(str(rank_dir), known) == set()
+    assert read > {orphan, 1}
+    read.clear()
+    assert ranks.processes_of(str(rank_dir), known) == {orphan}
+    assert read == {chief.pid, orphan}
 
 
 @pytest.mark.parametrize("text", ["", '{"host": "a", "jo', "\0\0\0"])
