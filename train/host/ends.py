@@ -7,7 +7,7 @@ import re
 import signal
 from typing import List, Optional, Tuple
 
-from . import end_causes, log_shapes, pace, plain_text, terminal, tracebacks
+from . import end_causes, log_shapes, pace, plain_text, terminal
 from .processes import control_groups, read_text
 
 _NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded")
@@ -127,6 +127,8 @@ def explain(
         return None, ""
     lines = terminal.lines_of(log.encode("utf-8", "replace"))
     held = "its peak memory use was %d MiB" % peak_mb
+    from . import tracebacks  # slow to import
+
     if returncode < 0:
         return _explain_signal(-returncode, lines, killed, held)
     found = tracebacks.ending(lines, returncode)
@@ -157,6 +159,8 @@ def _reason(prefix: str, text: str, suffix: str) -> str:
 
     ``suffix`` is cut off at half of MAX_REASON.
     """
+    from . import tracebacks
+
     suffix = suffix and "; " + plain_text.clean(suffix, MAX_REASON // 2)
     room = max(100, MAX_REASON - len(prefix) - len(suffix))
     return prefix + tracebacks.bounded(plain_text.clean(text, MAX_REASON), room) + suffix
@@ -177,6 +181,8 @@ def _explain_signal(
         )
     if number not in CRASHES:
         return end_causes.SIGNAL, reason
+    from . import tracebacks
+
     place = pace.crashed_in("\n".join(lines))
     suffix = place and "its Python code was at " + place
     said = tracebacks.abort_of(lines) if number == signal.SIGABRT else ""

@@ -6,7 +6,6 @@ import contextlib
 import glob
 import os
 import re
-import statistics
 import time
 from typing import Dict, List, Optional, Tuple, TypedDict
 
@@ -105,7 +104,8 @@ def _time(pid: int, group: Dict[int, List[str]]) -> Facts:
     """Return the CPU time of the processes, and the clock rate of the cores on which they run."""
     ticks = sum(int(value) for fields in group.values() for value in fields[11:15])
     waited: List[float] = []
-    nices, running = [], [int(group[pid][36])]
+    nices: List[int] = []
+    running = [int(group[pid][36])]
     for member in group:
         for thread in numbers(processes.PROC, str(member), "task"):
             with contextlib.suppress(OSError, IndexError):  # it has ended
@@ -118,7 +118,7 @@ def _time(pid: int, group: Dict[int, List[str]]) -> Facts:
     found: Facts = {
         "cpu_s": round(ticks / _TICKS, 2),
         "stopped": group[pid][0] in "Tt",
-        "nice": statistics.median_low(nices or [int(group[pid][16])]),
+        "nice": sorted(nices)[(len(nices) - 1) // 2] if nices else int(group[pid][16]),
     }
     if any(waited):  # not every kernel counts this
         found["wait_s"] = round(sum(waited), 3)

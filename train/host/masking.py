@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import re
-import urllib.parse
 from typing import Iterable, List, Mapping, Set
 
 #: Replaces a secret in messages; in logs, the secret is replaced by as many asterisks as bytes.
@@ -38,11 +37,13 @@ def _is_secret(name: str, value: str) -> bool:
 
 def _forms(secret: str) -> Set[str]:
     """Return the forms in which a secret may be printed: as is, in a string literal, in a URL."""
+    from urllib.parse import quote  # slow to import
+
     return {
         secret,
         json.dumps(secret)[1:-1],
         repr(secret)[1:-1],
-        urllib.parse.quote(secret, safe=""),
+        quote(secret, safe=""),
     }
 
 

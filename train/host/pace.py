@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import statistics
 from collections import deque
 from typing import Any, Deque, Dict, Iterable, Optional, Tuple
 
@@ -99,7 +98,7 @@ class Pace:
         kind = self._kind()
         gaps = self._usual.get(kind, ())
         if kind == _TRAINING:
-            usual = statistics.median(gaps) if gaps else 0.0
+            usual = _median(gaps) if gaps else 0.0
         elif kind and len(gaps) > 1:
             usual = max(gaps)
         else:
@@ -109,6 +108,13 @@ class Pace:
             return ""
         text = "has not completed a step for %.0f s after step %d; the limit is %.0f s"
         return text % (gap, self.step, limit)
+
+
+def _median(values: Iterable[float]) -> float:
+    """Return the median of one or more values. The module ``statistics`` is slow to import."""
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return (ordered[middle] + ordered[-1 - middle]) / 2
 
 
 def _place(record: Progress) -> Optional[Tuple[int, int]]:

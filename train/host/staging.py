@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import io
 import json
 import os
+import pkgutil
 import shutil
 import socket
 import tarfile
 import time
-import zipfile
 from typing import Any, Dict, List, Mapping, Set, Tuple
 
 from . import json_files, leases, outputs, processes, rank_files, ranks, records
@@ -92,10 +91,10 @@ class Shared:
             except (OSError, shutil.Error):  # another file system, or one without links
                 shutil.rmtree(folder, ignore_errors=True)
         programs = base64.b64decode(self._launcher)
-        with zipfile.ZipFile(io.BytesIO(programs)) as packed:
-            wrapper = packed.read("train/host/%s" % rank_files.FAIL_AT_ONCE_FILE)
+        source = pkgutil.get_data(str(__package__), rank_files.FAIL_AT_ONCE_FILE)
+        assert source is not None
         os.makedirs(folder)
-        contents = ((rank_files.PROGRAMS_FILE, programs), (rank_files.FAIL_AT_ONCE_FILE, wrapper))
+        contents = ((rank_files.PROGRAMS_FILE, programs), (rank_files.FAIL_AT_ONCE_FILE, source))
         for name, content in contents:
             with open(os.path.join(folder, name), "wb") as stream:
                 stream.write(content)

@@ -18,14 +18,12 @@ import contextlib
 import itertools
 import json
 import os
-import platform
 import re
 import resource
 import signal
 import subprocess
 import sys
 import time
-import traceback
 from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Set, Tuple, cast
 
 from . import (
@@ -592,8 +590,11 @@ def expand(word: str, environment: Dict[str, str]) -> str:
 
 def glibc() -> Tuple[int, ...]:
     """Return the version of this host's glibc, such as (2, 36); (0,) with another C library."""
-    name, version = platform.libc_ver()
-    return tuple(int(part) for part in version.split(".")) if name == "glibc" else (0,)
+    try:
+        name, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").split()
+    except ValueError:
+        return (0,)
+    return tuple(map(int, version.split("."))) if name == "glibc" else (0,)
 
 
 def _ask_for_stacks(pid: int) -> None:
@@ -637,6 +638,8 @@ def _supervise(supervisor: Supervisor, started: Callable[[], None]) -> None:
         supervisor.run(started)
         code = 0
     except BaseException as error:
+        import traceback  # slow to import
+
         traceback.print_exc()
         text = traceback.format_exception_only(type(error), error)[-1].strip()
         plain_text.note(ranks.CRASHED + text[:300])
@@ -697,6 +700,8 @@ def _run_in_background(rank_dir: str, log: int, writer: int) -> NoReturn:
     except SystemExit as error:
         plain_text.note(str(error))
     except BaseException:
+        import traceback  # slow to import
+
         plain_text.note(traceback.format_exc())
     finally:
         os._exit(0)  # the state shows whether the rank has started

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 
 #: Its name in the rank's folder.
 NAME = ".tmp"
@@ -36,5 +35,7 @@ def remove(rank_dir: str) -> None:
     if os.path.islink(path):  # created by the script
         with contextlib.suppress(OSError):
             os.unlink(path)
-    else:
+    elif os.path.exists(path):
+        import shutil  # slow to import
+
         shutil.rmtree(path, ignore_errors=True)
