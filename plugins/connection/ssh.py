@@ -41,6 +41,8 @@ _TALKATIVE = (
     "way: let ~/.bashrc print only in interactive shells (the doctor lists such hosts)"
 )
 _PATH = re.compile(rb"(ControlPath=.*?)(\"?)", re.DOTALL | re.IGNORECASE)
+#: Parts of a control path that only ssh can expand.
+_TOKENS = re.compile(r"[%$~]")
 _OPTION = re.compile(r"(\w+)\s*[=\s]\s*(.*)", re.DOTALL)
 
 display = Display()
@@ -181,6 +183,9 @@ class Connection(_Core):  # type: ignore[misc]
 
     def _exists(self) -> bool:
         """Return whether the login that this connection uses exists."""
+        path = _options(self._ssh()).get("controlpath", "")
+        if path and not _TOKENS.search(path):
+            return logins.is_shared(Path(path))
         check = self._ssh("-O", "check", self.host)
         try:
             done = subprocess.run(check, stdin=subprocess.DEVNULL, capture_output=True, check=False)

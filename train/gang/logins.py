@@ -14,6 +14,7 @@ import itertools
 import os
 import random
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +24,8 @@ from typing import IO
 #: Maximum number of commands that share a login. sshd's default limit is 10.
 SESSIONS = 8
 
+#: Seconds for an ssh that shares its login to accept a connection.
+_SHARED_S = 5.0
 #: Seconds between two attempts to take a lock that another process holds.
 _LOCK_POLL = 0.02
 #: Maximum size of a failure note for other processes, in bytes.
@@ -68,6 +71,20 @@ def is_worth_another_try(errors: str) -> bool:
     """
     text = _DEBUG.sub("", errors)
     return bool(_REFUSED.search(text)) and not _OTHER_REASON.search(text)
+
+
+def is_shared(path: Path) -> bool:
+    """Return whether an ssh shares its login at a control path.
+
+    ``ssh -O check`` also answers this, but needs several times as long as a connection.
+    """
+    with socket.socket(socket.AF_UNIX) as master:
+        master.settimeout(_SHARED_S)
+        try:
+            master.connect(str(path))
+        except OSError:
+            return False
+    return True
 
 
 def without_notes(errors: bytes) -> bytes:

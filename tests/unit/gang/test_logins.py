@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -219,3 +220,15 @@ def test_without_a_folder_for_locks_all_logins_begin_at_once(tmp_path: Path) -> 
     file.touch()
     with logins.turn(file / "logins", "node-1", places=1):
         assert not (file / "logins").exists()
+
+
+def test_a_login_is_shared_while_ssh_listens(tmp_path: Path) -> None:
+    path = tmp_path / "a0b1"
+    assert not logins.is_shared(path)
+    with socket.socket(socket.AF_UNIX) as ssh:
+        ssh.bind(str(path))
+        ssh.listen()
+        assert logins.is_shared(path)
+    assert path.is_socket()
+    assert not logins.is_shared(path), "its ssh has ended"
+    assert not logins.is_shared(tmp_path / ("x" * 200)), "too long for a socket"

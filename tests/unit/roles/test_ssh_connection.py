@@ -20,6 +20,7 @@ from ansible.utils.display import Display
 
 from tests.support.lab import REPOSITORY
 from tests.support.lab import run as run_command
+from train.gang import logins
 
 PLUGINS = REPOSITORY / "plugins/connection"
 #: A fake ssh that logs its calls. One file has a line for each login to refuse, another the error.
@@ -108,7 +109,8 @@ def _full_names() -> None:
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    monkeypatch.setattr(logins, "is_shared", Path.exists)
     connection_loader.add_directory(str(PLUGINS))
     return Machine(tmp_path)
 
@@ -143,6 +145,7 @@ def test_a_playbook_with_another_configuration_takes_it_too(machine: Machine) ->
     options = {
         "ansible_ssh_executable": str(machine.program),
         "ansible_control_path_dir": str(machine.folder / "cp"),
+        "ansible_control_path": "%(directory)s/%%C",  # so that ssh is asked for its login
         "ansible_pipelining": True,
         "ansible_python_interpreter": "/usr/bin/python3",
         "train_job_groups": {"worker": ["node-1"]},
@@ -184,7 +187,7 @@ def test_an_unreachable_host_is_reported_at_once(machine: Machine) -> None:
     machine.refuse(100, "ssh: connect to host node-1 port 22: Connection refused\n")
     with pytest.raises(AnsibleConnectionFailure, match="Connection refused"):
         run(machine.connection())
-    assert machine.calls("") == ["check", "check", "login"]
+    assert machine.calls("") == ["login"]
 
 
 def test_an_unreachable_host_behind_a_jump_host_is_reported_at_once(machine: Machine) -> None:
@@ -193,7 +196,7 @@ def test_an_unreachable_host_behind_a_jump_host_is_reported_at_once(machine: Mac
     machine.hide(reason + THROUGH)
     with pytest.raises(AnsibleConnectionFailure, match="No route to host"):
         run(machine.connection())
-    assert machine.calls("") == ["check", "check", "login", "reason"]
+    assert machine.calls("") == ["login", "reason"]
 
 
 def test_a_login_that_a_jump_host_refused_is_tried_again(machine: Machine) -> None:
