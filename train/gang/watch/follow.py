@@ -7,9 +7,10 @@ them, ``reachability`` tracks the hosts that this machine cannot reach, and ``ve
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from train.gang.job_records import EVENTS_FILE
 from train.gang.watch.activity import Activity
@@ -28,6 +29,8 @@ from train.host.records import ABSENT, Update
 
 #: Bytes to read at the end of a log and of progress when a watch continues another one.
 _LOG_TAIL, _PROGRESS_TAIL = 1 << 16, 1 << 20
+#: What is known of a rank that has ended, beside the copies of its files.
+_OF_ENDED = ("state", "offset", "left_out")
 #: Seconds between two comparisons of all ranks' paces.
 _COMPARE_S = 1.0
 
@@ -91,9 +94,31 @@ class FollowedGang(Ranks):
             if growth is not None:
                 growth.close()
 
-    def drain(self, say: Callable[[str], None] | None = None) -> None:
-        """Fetch all remaining data from the hosts, without waiting. ``say`` shows the progress."""
+    def ended_ranks(self) -> dict[str, dict[str, Any]]:
+        """Return fields of the views of ranks that have ended and are fetched, for ``drain``."""
+        return {
+            view.target.task: {name: getattr(view, name) for name in _OF_ENDED}
+            for view in self.views
+            if view.final and view.drained and not (view.error or view.unsaved)
+        }
+
+    def drain(
+        self,
+        say: Callable[[str], None] | None = None,
+        ended: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Fetch all remaining data from the hosts, without waiting.
+
+        Args:
+            say: shows the progress.
+            ended: what ``ended_ranks`` returned at the end of the watch, because the hosts of these
+                ranks are not asked again.
+        """
         self._say_fetch = say or self._journal.say
+        for view in self.views:
+            for name, value in (ended or {}).get(view.target.task, {}).items():
+                setattr(view, name, value)
+                view.drained, view.last_update_at = True, time.monotonic()
         began = time.monotonic()
 
         def done() -> bool | None:
@@ -108,7 +133,8 @@ class FollowedGang(Ranks):
             )
             return all(fates) or None
 
-        self._run(done, wait=0.0)
+        if not all(view.drained for view in self.views):
+            self._run(done, wait=0.0)
         self._compare()
         for view in self.views:
             if not view.last_update_at:  # its state is unknown, and the job continues without it

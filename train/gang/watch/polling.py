@@ -142,6 +142,8 @@ class Ranks:
         self._began = time.monotonic()
         places: dict[str, list[View]] = {}
         for view in self.views:
+            if view.drained:  # an earlier watch has fetched everything
+                continue
             view.wait = wait
             places.setdefault(view.target.place, []).append(view)
         for together in places.values():
@@ -294,7 +296,7 @@ class Ranks:
             view.error = plain_text.clean(str(update) or type(update).__name__, reports.MAX_REASON)
             return
         view.unresponsive_since, view.error, view.last_update_at = None, "", time.monotonic()
-        view.state, view.drained = update["state"], not update["more"]
+        view.state, view.drained, view.unsaved = update["state"], not update["more"], unsaved
         view.left = sum(update.get("left", {}).values())
 
 

@@ -81,7 +81,7 @@ class Verdict:
         self._is_cut = False
         self._suspect: tuple[View, float] | None = None
         self._trained_at: float | None = None
-        self._stopped_at: float | None = None  # when a first rank was seen as stopped
+        self._ended: tuple[int, float] = (0, 0.0)  # ranks of a stopped job, and when that changed
         self._alone_at: float | None = None  # when a rank was first seen to have trained alone
         self._peer_diagnoses: dict[str, Diagnosis] = {}
         self._fallen: Diagnosis | None = None
@@ -140,10 +140,15 @@ class Verdict:
         return [] if any(by_itself) else noticed
 
     def _stop(self, stopped: Sequence[View], now: float) -> GangOutcome | None:
-        """Return the outcome of a stopped job, once all reachable ranks have ended."""
-        self._stopped_at = now if self._stopped_at is None else self._stopped_at
+        """Return the outcome of a stopped job, once all reachable ranks have ended.
+
+        Many ranks end one after the other, so that the last one may end long after the first one.
+        """
+        ended = sum(view.final for view in self.views)
+        if ended != self._ended[0]:
+            self._ended = (ended, now)
         late = [v for v in self.views if not v.final and not v.is_unresponsive(now)]
-        if late and now - self._stopped_at <= self._limits.grace + NOTICE:
+        if late and now - self._ended[1] <= self._limits.grace + NOTICE:
             return None
         reasons = list(dict.fromkeys(view.state.get("reason") or "was stopped" for view in stopped))
         if len(reasons) == 1 and all(view.phase == records.STOPPED for view in self._training):

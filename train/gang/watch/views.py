@@ -141,6 +141,7 @@ class View:
     unresponsive_since: float | None = None  # when its host first failed to answer
     error: str = ""  # why its host did not answer
     drained: bool = False  # whether its host has nothing more to send
+    unsaved: str = ""  # why the newest part of its files could not be written
     offset: float = 0.0  # seconds by which the host's clock is behind this one
     frozen_since: float | None = None  # when its process was first seen stopped
     last_update_at: float = 0.0  # when its host last reported; 0 for never

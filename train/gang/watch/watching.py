@@ -38,7 +38,7 @@ from train.gang.watch.rank_hosts import RankHosts
 from train.host import frameworks, json_files, records
 from train.host.records import ABSENT, Update
 
-#: The outcome in the job's folder, from the end of the watch until ``result.json`` is written.
+#: The outcome and the ended ranks, in the job's folder until ``result.json`` is written.
 OUTCOME_FILE = ".outcome.json"
 
 
@@ -56,7 +56,8 @@ def follow_gang(play: connections.Play, args: Args) -> dict[str, object]:
         ended = gang.follow(growth)
     finally:
         hosts.close()
-    json_files.write_json(str(run_dir / OUTCOME_FILE), asdict(ended))
+    about = {"outcome": asdict(ended), "ended_ranks": gang.ended_ranks()}
+    json_files.write_json(str(run_dir / OUTCOME_FILE), about)
     late = [view for view in gang.views if view.target.host in ended.unreachable]
     gone = sorted({view.target.host for view in late if view.is_gone(time.monotonic())})
     return {
@@ -74,8 +75,9 @@ def report(play: connections.Play, args: Args) -> dict[str, object]:
     """Fetch the rest of logs and progress, write ``result.json`` and send notifications."""
     run_dir = Path(args["run_dir"]).expanduser()
     gang = _gang(play, args, lambda line: None, RankHosts(play))
-    gang.drain(connections.say)
-    ended = outcome.GangOutcome(**(json_files.read_json(str(run_dir / OUTCOME_FILE)) or {}))
+    known_end = json_files.read_json(str(run_dir / OUTCOME_FILE)) or {}
+    gang.drain(connections.say, known_end["ended_ranks"])
+    ended = outcome.GangOutcome(**known_end["outcome"])
     if args["fetch_error"]:
         attach = suggestions.command("attach", job=args["job"])
         reason = (

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
+from collections import Counter
 from typing import Any
 
 import pytest
 
 from tests.unit.gang.watch.made_up_gang import (
     CHIEF,
+    GONE,
     RUNNING,
     Hosts,
     Make,
     done,
     events,
+    failed,
     notices_of,
     record,
 )
@@ -82,6 +86,30 @@ def test_slow_hosts_are_awaited_at_the_end_as_long_as_some_answer(gang: Make) ->
     assert time.monotonic() - began < 10
     assert [view.phase for view in watched.views] == ["completed"] * 3 + ["failed"]
     assert watched.views[3].error == "is unreachable"
+
+
+def test_the_hosts_of_ranks_that_ended_in_the_watch_are_not_asked_again(gang: Make) -> None:
+    class Counting(Hosts):
+        asked: Counter[str] = Counter()
+
+        def poll(self, asked: Any, *given: Any) -> Any:
+            self.asked[asked.task] += 1
+            return super().poll(asked, *given)
+
+    broken = failed("exited with code 1: ValueError: no", log="ValueError: no\n")
+    watched = gang(Counting(worker_0=[broken], worker_1=[RUNNING]))
+    outcome = watched.follow()
+    ended = json.loads(json.dumps(watched.ended_ranks()))
+    watched.close()
+    hosts = Counting(worker_0=[GONE], worker_1=[done("bye\n", "aa")])
+    hosts.asked.clear()
+    again = gang(hosts)
+    again.drain(ended=ended)
+    assert hosts.asked == {"worker-1": 1}
+    ranks = result_of("x", outcome, again.views, attempts=1)["ranks"]
+    assert [rank["phase"] for rank in ranks] == ["failed", "completed"]
+    assert ranks[0]["reason"] == "exited with code 1: ValueError: no"
+    assert [*again.views[0].tail] == ["ValueError: no"]
 
 
 def test_many_updates_do_not_repeat_the_comparison_of_all_ranks(

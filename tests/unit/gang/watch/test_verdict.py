@@ -441,6 +441,22 @@ def test_all_ranks_of_a_job_that_is_stopped_have_time_to_end(gang: Make) -> None
     assert [view.phase for view in watched.views] == ["stopped"] * 2
 
 
+def test_a_stop_that_ends_one_rank_after_the_other_has_more_time(
+    gang: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verdict, "NOTICE", 0.1)
+    stopped = {"phase": "stopped", "reason": "was stopped by anna", "ended_at": time.time()}
+    hosts = Hosts(**{f"worker_{index}": [{"phase": "running"}] for index in range(5)})
+    watched = gang(hosts, grace=0.9)
+    for index in range(4):
+        again = {f"worker-{index}": iter([stopped])}
+        threading.Timer(0.6 * index, hosts.states.update, [again]).start()
+    began = time.monotonic()
+    assert watched.follow().state == "stopped"
+    assert time.monotonic() - began > 1.8 + 0.9, "the last rank has its grace period, too"
+    assert [view.phase for view in watched.views] == ["stopped"] * 4 + ["running"]
+
+
 @pytest.mark.parametrize(("ago", "state"), [(1.0, "stopped"), (-1.0, "failed")])
 def test_a_rank_that_loses_a_stopped_one_is_no_failure(gang: Make, ago: float, state: str) -> None:
     """It is a failure if the rank failed first and another control node stopped the others."""
