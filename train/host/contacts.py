@@ -21,7 +21,7 @@ from . import frameworks, ports, processes, sockets
 #: Observations of a rank that makes steps before it is judged; the least and the most seconds
 #: between two of them; and the share of the time since the first one that passes before the next,
 #: because an observation takes some milliseconds, and a machine may have many ranks.
-LOOKS, EVERY, LATER_EVERY, _SHARE = 4, 0.5, 5.0, 1 / 16
+LOOKS, EVERY, LATER_EVERY, _SHARE = 4, 0.5, 5.0, 1 / 4
 #: Observations before a rank without known steps is judged.
 _LOOKS_WITHOUT_STEPS = 20
 #: Seconds of steps before a rank is judged that has opened its port but needs no lasting contact.

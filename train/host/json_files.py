@@ -6,10 +6,16 @@ import json
 import os
 from typing import Any, Dict, Optional
 
+#: Maximum length of an indented file in characters: Python needs 20 times as long to indent.
+_INDENTED = 50_000
+
 
 def write_json(path: str, value: Any, mode: int = 0o644, durable: bool = True) -> None:
-    """Replace ``path`` with ``value`` as JSON, see ``write_text``."""
-    write_text(path, json.dumps(value, indent=1, sort_keys=True) + "\n", mode, durable)
+    """Replace ``path`` with ``value`` as JSON, see ``write_text``. A large file has one line."""
+    text = json.dumps(value, sort_keys=True)
+    if len(text) <= _INDENTED:
+        text = json.dumps(value, indent=1, sort_keys=True)
+    write_text(path, text + "\n", mode, durable)
 
 
 def write_text(path: str, text: str, mode: int = 0o644, durable: bool = True) -> None:

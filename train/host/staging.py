@@ -63,12 +63,8 @@ class Shared:
         addresses = [address for tasks in cluster.values() for address in tasks]
         hosts = sorted({address.rpartition(":")[0].strip("[]") for address in addresses})
         for host in hosts:
-            if host in self._resolves:
-                continue
-            try:
-                self._resolves[host] = bool(socket.getaddrinfo(host, None))
-            except OSError:
-                self._resolves[host] = False
+            if host not in self._resolves:
+                self._resolves[host] = _is_numeric(host) or _resolves(host)
         return [host for host in hosts if not self._resolves[host]]
 
     def describe(self, job_dir: str) -> None:
@@ -98,6 +94,21 @@ class Shared:
         for name, content in contents:
             with open(os.path.join(folder, name), "wb") as stream:
                 stream.write(content)
+
+
+def _is_numeric(host: str) -> bool:
+    """Return whether a host is given as an IPv4 address, as most hosts of a large cluster are."""
+    try:
+        return bool(socket.inet_pton(socket.AF_INET, host))
+    except (OSError, ValueError):
+        return False
+
+
+def _resolves(host: str) -> bool:
+    try:
+        return bool(socket.getaddrinfo(host, None))
+    except OSError:
+        return False
 
 
 def stage(params: Params, shared: Shared) -> CallResult:

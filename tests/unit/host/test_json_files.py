@@ -75,3 +75,12 @@ def test_files_are_synced_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert synced == [(False, path.stat().st_size)]
     json_files.write_json(str(path), {}, durable=False)
     assert len(synced) == 1
+
+
+def test_only_a_large_file_is_not_indented(tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    for count, lines in ((10, 15), (100_000, 1)):
+        value = {"b": list(range(count)), "a": {}}
+        json_files.write_json(str(path), value)
+        assert json_files.read_json(str(path)) == value
+        assert len(path.read_text().splitlines()) == lines
