@@ -536,7 +536,7 @@ class Play:
         return str(noise), seen.strip()
 
     def call(
-        self, host: str, purpose: str, python: str, request: Args, archive: str = ""
+        self, host: str, purpose: str, python: str, request: Args, archive: bytes = b""
     ) -> Returned:
         """Run a program of train/host/calls.py on a host that may not have the job's files yet.
 

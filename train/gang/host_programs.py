@@ -25,14 +25,17 @@ _EXACT = ("arguments", "rank_arguments")
 #: Reads the rest of the standard input if the interpreter ends without reading it. Otherwise ssh
 #: could report a lost connection, and not how the interpreter ended.
 _READ_ALL = " || { code=$?; cat >/dev/null; exit $code; }"
-_PROGRAM = """\
-import base64, json, os, sys
-launcher, archive = {launcher!r}, os.memfd_create("launcher")
-os.write(archive, base64.b64decode(launcher))
-sys.path.insert(0, "/proc/self/fd/%d" % archive)
-from train.host import calls
-calls.main(dict(json.loads({request!r}), launcher=launcher))
-"""
+#: Reads a request, in one line, and the launcher.
+_PROGRAM = (
+    "import json, os, sys; "
+    "request = json.loads(sys.stdin.buffer.readline()); "
+    "launcher = sys.stdin.buffer.read(); "
+    'archive = os.memfd_create("launcher"); '
+    "os.write(archive, launcher); "
+    'sys.path.insert(0, "/proc/self/fd/%d" % archive); '
+    "from train.host import calls; "
+    "calls.main(dict(request, launcher=launcher))"
+)
 
 
 class Answer(NamedTuple):
@@ -79,7 +82,9 @@ def run(action: Any, command: str, program: bytes | None = None) -> dict[str, An
     return answer.value
 
 
-def call(action: Any, python: str, request: Mapping[str, Any], archive: str = "") -> dict[str, Any]:
+def call(
+    action: Any, python: str, request: Mapping[str, Any], archive: bytes = b""
+) -> dict[str, Any]:
     """Run a program of train/host/calls.py on the action's host, and return its result.
 
     Args:
@@ -99,11 +104,10 @@ def call(action: Any, python: str, request: Mapping[str, Any], archive: str = ""
     return answer.value
 
 
-def command_of(python: str, request: Mapping[str, Any], archive: str = "") -> tuple[str, bytes]:
+def command_of(python: str, request: Mapping[str, Any], archive: bytes = b"") -> tuple[str, bytes]:
     """Return the command that runs a program of train/host/calls.py, and its standard input."""
-    sent = archive or launcher.archive()
-    program = _PROGRAM.format(launcher=sent, request=json.dumps(request))
-    return f"{python} -S -E -{_READ_ALL}", program.encode()
+    command = f"{python} -S -E -c {shlex.quote(_PROGRAM)}{_READ_ALL}"
+    return command, json.dumps(request).encode() + b"\n" + (archive or launcher.archive())
 
 
 def _ask(action: Any, command: str, program: bytes | None) -> Answer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import base64
 import functools
 import importlib.machinery
 import importlib.util
@@ -27,8 +26,8 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 
 @functools.cache
-def archive() -> str:
-    """Return train/host as a base64 zip archive from which Python can import ``train.host``.
+def archive() -> bytes:
+    """Return train/host as a zip archive from which Python can import ``train.host``.
 
     Compiling a module takes a host longer than most calls, so the archive includes compiled
     modules. A host with the same Python version as this process uses them. Other versions of Python
@@ -41,11 +40,11 @@ def archive() -> str:
         for path in sorted((PACKAGE / "host").glob("*.py")):
             programs.write(path, f"train/host/{path.name}")
             programs.writestr(f"train/host/{path.stem}.pyc", _compiled(path))
-    return base64.b64encode(packed.getvalue()).decode()
+    return packed.getvalue()
 
 
 @functools.cache
-def archive_of(module: str, compiled_for: str = "") -> str:
+def archive_of(module: str, compiled_for: str = "") -> bytes:
     """Return the part of ``archive`` that a call of a module of train/host needs.
 
     It is for calls that are repeated every few seconds. For hosts whose Python version (such as
@@ -65,7 +64,7 @@ def archive_of(module: str, compiled_for: str = "") -> str:
             if compiled_for != f"{sys.version_info.major}.{sys.version_info.minor}":
                 programs.write(path, f"train/host/{name}.py")
             programs.writestr(f"train/host/{name}.pyc", _compiled(path))
-    return base64.b64encode(packed.getvalue()).decode()
+    return packed.getvalue()
 
 
 def _imports_of(module: str) -> set[str]:

@@ -86,11 +86,13 @@ class Shared:
                 return
             except (OSError, shutil.Error):  # another file system, or one without links
                 shutil.rmtree(folder, ignore_errors=True)
-        programs = base64.b64decode(self._launcher)
         source = pkgutil.get_data(str(__package__), rank_files.FAIL_AT_ONCE_FILE)
         assert source is not None
         os.makedirs(folder)
-        contents = ((rank_files.PROGRAMS_FILE, programs), (rank_files.FAIL_AT_ONCE_FILE, source))
+        contents = (
+            (rank_files.PROGRAMS_FILE, self._launcher),
+            (rank_files.FAIL_AT_ONCE_FILE, source),
+        )
         for name, content in contents:
             with open(os.path.join(folder, name), "wb") as stream:
                 stream.write(content)
@@ -122,7 +124,7 @@ def stage(params: Params, shared: Shared) -> CallResult:
         params: ``archive`` (on the host) or ``content`` (the archive in base64), ``root``,
             ``tf_config``, ``spec`` and ``manifest`` (JSON: the contents of ``rank.json`` and
             ``job.json``), ``readable_by`` (``owner`` or ``all``), ``lease_dir``, ``force`` (restart
-            a job that was stopped) and ``launcher`` (the zip archive of train/host, in base64).
+            a job that was stopped) and ``launcher`` (the zip archive of train/host, as bytes).
         shared: what this rank has in common with others of the same call.
     """
     spec: records.RankSpec = json.loads(params["spec"])

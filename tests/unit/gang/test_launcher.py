@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import subprocess
 import sys
@@ -19,7 +18,7 @@ MODULES = ("records", "checkup")
 def repacked(folder: Path, source: str | None = None, magic: bytes | None = None) -> Path:
     """Return the archive as a file, with sources or versions of compiled modules replaced."""
     path = folder / "launcher.zip"
-    sent = zipfile.ZipFile(io.BytesIO(base64.b64decode(launcher.archive())))
+    sent = zipfile.ZipFile(io.BytesIO(launcher.archive()))
     with zipfile.ZipFile(path, "w") as archive:
         for name in sent.namelist():
             content = sent.read(name)
@@ -69,7 +68,7 @@ def test_the_archive_runs_a_program_with_arguments(tmp_path: Path) -> None:
 
 
 def test_each_program_is_sent_with_its_source() -> None:
-    names = zipfile.ZipFile(io.BytesIO(base64.b64decode(launcher.archive()))).namelist()
+    names = zipfile.ZipFile(io.BytesIO(launcher.archive())).namelist()
     sources = {f"train/host/{path.name}" for path in Path(staging.__file__).parent.glob("*.py")}
     others = {"__main__.py", "train/__init__.py"}
     assert {name for name in names if name.endswith(".py")} == {*others, *sources}
@@ -84,7 +83,7 @@ def test_a_part_of_the_archive_runs_its_call_alone(tmp_path: Path) -> None:
         part = launcher.archive_of("usage", compiled_for)
         assert len(part) < most * len(whole)
         path = tmp_path / "part.zip"
-        path.write_bytes(base64.b64decode(part))
+        path.write_bytes(part)
         program = f"import sys; sys.path.insert(0, {str(path)!r})\n"
         program += f"from train.host import calls; calls.main({request!r})"
         command = [sys.executable, "-S", "-E", "-c", program]

@@ -29,7 +29,7 @@ from train.host.records import ABSENT, Update
 
 #: Bytes to read at the end of a log and of progress when a watch continues another one.
 _LOG_TAIL, _PROGRESS_TAIL = 1 << 16, 1 << 20
-#: What is known of a rank that has ended, beside the copies of its files.
+#: Fields of a view that the copies of a rank's files do not contain.
 _OF_ENDED = ("state", "offset", "left_out")
 #: Seconds between two comparisons of all ranks' paces.
 _COMPARE_S = 1.0
