@@ -20,16 +20,18 @@ class Offspring:
 
     def __init__(self) -> None:
         self._pid = os.getpid()
-        #: Whether the processes of a session are descendants, by the session's number.
-        self._known = dict.fromkeys(processes.by_session(), False)
+        #: The sessions of other processes.
+        self._others = {*processes.by_session()}
 
     def by_session(self) -> Dict[int, List[int]]:
         """Return the pids of all descendants outside this process's session, by session."""
         found = processes.by_session()
         # The numbers of sessions that have ended may be used again.
-        self._known = {number: known for number, known in self._known.items() if number in found}
+        self._others.intersection_update(found)
         return {
-            number: pids for number, pids in found.items() if self._are_descendants(number, pids)
+            number: pids
+            for number, pids in found.items()
+            if number not in self._others and self._are_descendants(number, pids)
         }
 
     def pids(self) -> List[int]:
@@ -37,23 +39,22 @@ class Offspring:
         return [pid for pids in self.by_session().values() for pid in pids]
 
     def _are_descendants(self, session: int, pids: List[int]) -> bool:
-        """Return whether the processes of a session are descendants."""
-        for pid in pids if session not in self._known else ():
+        """Return whether the processes of a session are descendants, as far as that is known."""
+        for pid in pids:
             is_descendant = self._is_descendant(pid)
             if is_descendant is not None:
-                self._known[session] = is_descendant
-                break
-        return self._known.get(session, False)
+                if not is_descendant:
+                    self._others.add(session)
+                return is_descendant
+        return False
 
     def _is_descendant(self, pid: int) -> Optional[bool]:
-        """Return whether a process is a descendant; None if it or an ancestor has ended."""
-        while True:
-            fields = processes.stat(pid)
-            if not fields:
+        """Return whether a process is a descendant; None if that is unknown."""
+        while pid not in (0, self._pid):
+            if processes.session(pid) in self._others:
+                return False
+            try:
+                pid = int(processes.stat(pid)[1])
+            except (OSError, IndexError):  # it has ended, or cannot be read
                 return None
-            pid = int(fields[1])
-            if pid in (0, self._pid):
-                return pid == self._pid
-            session = processes.session(pid)
-            if session in self._known:
-                return self._known[session]
+        return pid == self._pid

@@ -118,7 +118,7 @@ def start_time(pid: int) -> Optional[int]:
 
 @functools.lru_cache(maxsize=None)
 def init_start() -> Optional[int]:
-    """Return the start of process 1 in clock ticks, which is another one in a restarted container.
+    """Return the start of process 1 in clock ticks, which differs after a container was restarted.
 
     Without process 1, this process would also have ended.
     """
@@ -144,14 +144,26 @@ def environment(pid: Any) -> Dict[str, str]:
 def marked(name: str) -> List[Tuple[int, str]]:
     """Return (pid, value) for this user's processes whose initial environment contains ``name``."""
     values = [(pid, variable(pid, name)) for pid in pids()]
-    return [(pid, value) for pid, value in values if value is not None]
+    return [(pid, value) for pid, value in values if value]
 
 
 def variable(pid: int, name: str) -> Optional[str]:
-    """Return a variable of a process's initial environment; None if it is not set or unknown."""
-    prefix = ("\0%s=" % name).encode()
-    _, is_set, rest = (b"\0" + read(PROC, str(pid), "environ")).partition(prefix)
-    return os.fsdecode(rest.partition(b"\0")[0]) if is_set else None
+    """Return a variable of a process's initial environment.
+
+    Return an empty string if it is not set or belongs to another user. Return None if it is
+    unknown, because the process has ended, is just executing a program, or has no environment.
+    """
+    try:
+        with open(os.path.join(PROC, str(pid), "environ"), "rb") as stream:
+            variables = stream.read()
+    except PermissionError:
+        return ""
+    except OSError:
+        return None
+    if not variables:
+        return None
+    rest = (b"\0" + variables).partition(("\0%s=" % name).encode())[2]
+    return os.fsdecode(rest.partition(b"\0")[0])
 
 
 def opened(pid: int) -> Iterator[str]:
@@ -192,8 +204,7 @@ def snapshot(without: Collection[int] = ()) -> Dict[int, Process]:
 def in_group(group: int) -> List[int]:
     """Return the processes of a process group.
 
-    For all processes of a host, system calls take a tenth of the time that their files in /proc
-    take.
+    For all processes of a host, this takes a tenth of the time of reading their files in /proc.
     """
     found = []
     for pid in pids():

@@ -34,6 +34,8 @@ CRASHED = "the supervisor failed: "
 _LAST_STATE_S = 7.0
 #: Bytes to read from the end of a log and of progress records.
 TAIL = 65_536
+#: Seconds for which a process that does not belong to a rank is not examined again.
+_KNOWN_S = 10.0
 #: Seconds to wait for the kernel and the driver to free port and GPUs.
 _FREE_S = 5.0
 #: Files that each attempt creates again; all others in a rank's folder stay.
@@ -239,9 +241,10 @@ class Known:
         #: By root and job, or root and an empty string for all jobs; see _specifications.
         self.specifications: Dict[Tuple[str, str], List[Tuple[records.RankSpec, str]]] = {}
         #: The rank's folder in the environment of a process, by its pid and start.
-        self.marks: Dict[Tuple[int, int], Optional[str]] = {}
-        #: Processes that do not belong to a rank and never will, by the rank's folder.
-        self.strangers: Dict[str, Set[int]] = {}
+        self.marks: Dict[Tuple[int, int], str] = {}
+        #: Processes that do not belong to a rank and never will, by the rank's folder, with the
+        #: time when the first of them were listed.
+        self.strangers: Dict[str, Tuple[float, Set[int]]] = {}
 
 
 def processes_of(rank_dir: str, known: Optional[Known] = None) -> Set[int]:
@@ -251,36 +254,50 @@ def processes_of(rank_dir: str, known: Optional[Known] = None) -> Set[int]:
     environment, or belong to a session that the supervisor has noted.
     """
     known = known or Known()
-    strangers = known.strangers.setdefault(rank_dir, {os.getpid()})
+    strangers = _strangers(rank_dir, known)
     running = processes.snapshot(without=strangers)
     state = noted(rank_dir)
     roots = [pid for pid, start in _supervision(state) if pid and processes.is_alive(pid, start)]
     sessions = _sessions(state)
-    found = set()
+    found, unknown = set(), set()
     for pid, process in running.items():
-        key = pid, process.start
-        if key not in known.marks:
-            known.marks[key] = processes.variable(pid, rank_environment.ENV_RANK_DIR)
-        if known.marks[key] == rank_dir or process.session in sessions:
+        mark = known.marks.get((pid, process.start))
+        if mark is None:
+            mark = processes.variable(pid, rank_environment.ENV_RANK_DIR)
+        if mark is None:
+            unknown.add(pid)
+        else:
+            known.marks[pid, process.start] = mark
+        if mark == rank_dir or process.session in sessions:
             found.add(pid)
     found = (found | processes.descendants([*roots, *found], running)) - {*roots}
     # Not those whose parent has just ended, so that its parent is unknown.
     others = processes.descendants([0, 1, *strangers], running)
-    strangers.update(others - found - {*roots})
+    strangers.update(others - found - unknown - {*roots})
     return found
+
+
+def _strangers(rank_dir: str, known: Known) -> Set[int]:
+    """Return the known strangers of a rank; only this process if they may have ended."""
+    now = time.monotonic()
+    since, strangers = known.strangers.get(rank_dir, (float("-inf"), set()))
+    if now - since > _KNOWN_S:  # their numbers may be used again
+        since, strangers = now, {os.getpid()}
+    known.strangers[rank_dir] = since, strangers
+    return strangers
 
 
 def _sessions(state: records.RankState) -> Set[int]:
     """Return the sessions that a supervisor has noted, unless their numbers are used again."""
     if state.get("boot_id") != processes.boot_id():
         return set()
-    noted_sessions = {int(number): start for number, start in state.get("sessions", {}).items()}
-    # The kernel does not reuse the number of a session while it has processes.
-    return {
-        number
-        for number, start in noted_sessions.items()
-        if processes.start_time(number) in (None, start)
-    }
+    found = set()
+    for number, start in state.get("sessions", {}).items():
+        with contextlib.suppress(OSError):  # another user's
+            # The kernel does not reuse the number of a session while it has processes.
+            if processes.start_time(int(number)) in (None, start):
+                found.add(int(number))
+    return found
 
 
 def _supervision(state: records.RankState) -> List[Tuple[Optional[int], Optional[int]]]:

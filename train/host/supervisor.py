@@ -77,8 +77,8 @@ _VARIABLE = re.compile(r"\$(?:\{(?P<braced>TRAIN_[A-Z_]+)\}|(?P<plain>TRAIN_[A-Z
 #: Minimum seconds after the last step before a script that does not exit is reported.
 _LINGERING = 5.0
 #: Seconds from the start to the first listing of the script's descendants, and the maximum between
-#: two listings: a machine may have many ranks and processes.
-_FIRST_LISTING, _BETWEEN_LISTINGS = 3.0, 60.0
+#: two listings.
+_FIRST_LISTING, _BETWEEN_LISTINGS = 2.0, 10.0
 #: Seconds for a metadata server to answer when a host may be shut down.
 _ASK_S = 1.0
 #: Number of activity checks within the limit of a rank that has not started.
@@ -592,7 +592,7 @@ def glibc() -> Tuple[int, ...]:
     """Return the version of this host's glibc, such as (2, 36); (0,) with another C library."""
     try:
         name, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").split()
-    except ValueError:
+    except (ValueError, OSError):  # musl does not know this name
         return (0,)
     return tuple(map(int, version.split("."))) if name == "glibc" else (0,)
 

@@ -229,6 +229,8 @@ def test_a_login_is_shared_while_ssh_listens(tmp_path: Path) -> None:
         ssh.bind(str(path))
         ssh.listen()
         assert logins.is_shared(path)
+        ssh.listen(0)
+        assert [logins.is_shared(path) for _ in range(4)] == [True] * 4, "its queue is full"
     assert path.is_socket()
     assert not logins.is_shared(path), "its ssh has ended"
     assert not logins.is_shared(tmp_path / ("x" * 200)), "too long for a socket"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from subprocess import Popen
@@ -109,23 +110,29 @@ def test_an_end_between_two_reads(rank_dir: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_later_listing_reads_only_what_may_belong_to_the_rank(
     rank_dir: Path, chief: Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known, running, read = ranks.Known(), processes.snapshot(), set[int]()
-    away = max(running) + 1  # a process that has just ended
-    orphan = away + 1
-    running[orphan] = processes.Process(away, orphan, 1)
-    listings = iter([running, {**running, orphan: processes.Process(chief.pid, orphan, 1)}])
+    # The parent of the orphan has just ended, and another process is just executing a program.
+    stranger, orphan, executing, gone = (chief.pid + number for number in range(1, 5))
+    parents = {1: 0, chief.pid: 1, stranger: 1, orphan: gone, executing: 1}
+    read: list[int] = []
 
     def snapshot(without: set[int]) -> dict[int, processes.Process]:
-        listed = {pid: about for pid, about in next(listings).items() if pid not in without}
-        read.update(listed)
-        return listed
+        read[:] = [pid for pid in parents if pid not in without]
+        return {pid: processes.Process(parents[pid], pid, 1) for pid in read}
 
+    marks: dict[int, str | None] = dict.fromkeys(parents, "") | {executing: None}
     monkeypatch.setattr(processes, "snapshot", snapshot)
+    monkeypatch.setattr(processes, "variable", lambda pid, name: marks[pid])
+    known = ranks.Known()
     assert ranks.processes_of(str(rank_dir), known) == set()
-    assert read > {orphan, 1}
-    read.clear()
-    assert ranks.processes_of(str(rank_dir), known) == {orphan}
-    assert read == {1, chief.pid, orphan}
+    assert read == list(parents)
+    parents[orphan] = chief.pid
+    marks[executing] = str(rank_dir)
+    assert ranks.processes_of(str(rank_dir), known) == {orphan, executing}
+    assert read == [1, chief.pid, orphan, executing]
+    clock = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + 60)
+    ranks.processes_of(str(rank_dir), known)
+    assert stranger in read, "another process may have its number by now"
 
 
 @pytest.mark.parametrize("text", ["", '{"host": "a", "jo', "\0\0\0"])

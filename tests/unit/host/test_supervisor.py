@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -55,6 +56,22 @@ rank._keep_stacks(0)
 rank._read_console()
 os._exit(0)
 """
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [("glibc 2.36", (2, 36)), ("", (0,)), (None, (0,)), (OSError(22, "Invalid argument"), (0,))],
+)
+def test_the_version_of_another_c_library_is_unknown(
+    answer: str | OSError | None, expected: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def confstr(name: str) -> str | None:
+        if isinstance(answer, OSError):  # musl
+            raise answer
+        return answer
+
+    monkeypatch.setattr(os, "confstr", confstr)
+    assert supervisor.glibc() == expected
 
 
 def test_the_watchdog_leaves_the_state_to_a_stop(rank_dir: Path) -> None:

@@ -30,7 +30,7 @@ from train.host.records import ABSENT, Update
 #: Bytes to read at the end of a log and of progress when a watch continues another one.
 _LOG_TAIL, _PROGRESS_TAIL = 1 << 16, 1 << 20
 #: Fields of a view that the copies of a rank's files do not contain.
-_OF_ENDED = ("state", "offset", "left_out")
+_OF_ENDED = ("state", "offset", "last_update_at")
 #: Seconds between two comparisons of all ranks' paces.
 _COMPARE_S = 1.0
 
@@ -91,6 +91,7 @@ class FollowedGang(Ranks):
         try:
             return self._run(lambda: self._judge(time.monotonic(), growth), wait=WAIT)
         finally:
+            self._journal.write_late(float("inf"))
             if growth is not None:
                 growth.close()
 
@@ -118,7 +119,7 @@ class FollowedGang(Ranks):
         for view in self.views:
             for name, value in (ended or {}).get(view.target.task, {}).items():
                 setattr(view, name, value)
-                view.drained, view.last_update_at = True, time.monotonic()
+                view.drained = True
         began = time.monotonic()
 
         def done() -> bool | None:

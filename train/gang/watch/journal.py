@@ -23,7 +23,7 @@ from train.host.records import Update
 _METRICS_PAUSE = 5.0
 #: Minimum time between two lines about a host's load, in seconds and as a fraction of the time that
 #: the job has been watched.
-LOAD_EVERY, LOAD_PART = 5.0, 0.01
+LOAD_EVERY, LOAD_PART = 3.0, 0.01
 #: Minimum seconds between two events of a rank in the same phase.
 _EVENT_PAUSE = 0.5
 

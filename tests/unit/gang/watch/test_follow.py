@@ -100,6 +100,7 @@ def test_the_hosts_of_ranks_that_ended_in_the_watch_are_not_asked_again(gang: Ma
     watched = gang(Counting(worker_0=[broken], worker_1=[RUNNING]))
     outcome = watched.follow()
     ended = json.loads(json.dumps(watched.ended_ranks()))
+    answered_at = watched.views[0].last_update_at
     watched.close()
     hosts = Counting(worker_0=[GONE], worker_1=[done("bye\n", "aa")])
     hosts.asked.clear()
@@ -110,6 +111,14 @@ def test_the_hosts_of_ranks_that_ended_in_the_watch_are_not_asked_again(gang: Ma
     assert [rank["phase"] for rank in ranks] == ["failed", "completed"]
     assert ranks[0]["reason"] == "exited with code 1: ValueError: no"
     assert [*again.views[0].tail] == ["ValueError: no"]
+    assert again.views[0].last_update_at == answered_at
+
+
+def test_the_last_progress_is_recorded_however_fast_it_came(gang: Make) -> None:
+    steps = [{**RUNNING, "progress": record("training", step=step)} for step in range(1, 9)]
+    watched = gang(Hosts(worker_0=[*steps, done()]))
+    watched.follow()
+    assert events(watched)[-1]["progress"]["phase"] == "done"
 
 
 def test_many_updates_do_not_repeat_the_comparison_of_all_ranks(
