@@ -34,7 +34,7 @@ _LISTED = ("jobs", "leases")
 def states(play: connections.Play, args: Args) -> Returned:
     """Return the states of each host's ranks as ``hosts``, and ``lines`` about the ranks."""
     request = {"call": "rank_states", "job": args["job"], "manifest": args["manifest"]}
-    machines, found = _machines(play, play.active, args)
+    machines, found = _machines(play, play.hosts, args)
     found |= machine_calls.ask(play, machines, request, _STATES, _PURPOSE)
     return {"hosts": found, "lines": list(_lines(found, reports.all_seen, _state_line))}
 
@@ -47,7 +47,7 @@ def jobs(play: connections.Play, args: Args) -> Returned:
     """
     names = ("job", "lines", "sizes")
     request = {name: args[name] for name in names if args[name] is not None}
-    machines, found = _machines(play, play.active, args)
+    machines, found = _machines(play, play.hosts, args)
     alike = {host: first for machine in machines for host, first in machine.drop_alike().items()}
     found |= machine_calls.ask(play, machines, {**request, "call": "job_lists"}, _LISTED, _PURPOSE)
     for host, first in alike.items():
@@ -63,7 +63,7 @@ def stop(play: connections.Play, args: Args) -> Returned:
     """
     names = ("job", "reason", "permanent", "attempt")
     request = {name: args[name] for name in names if args[name] is not None}
-    wanted = play.active if args["hosts"] is None else args["hosts"]
+    wanted = play.hosts if args["hosts"] is None else args["hosts"]
     machines, found = _machines(play, wanted, args)
     request["call"] = "rank_stops"
     found |= machine_calls.ask(play, machines, request, _STOPPED, _PURPOSE)

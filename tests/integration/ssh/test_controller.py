@@ -174,7 +174,6 @@ def test_another_control_node_continues_without_the_host_that_watched(
     assert ssh_processes(bed) == []
 
 
-@pytest.mark.soak
 def test_the_host_that_watches_starts_the_next_attempt(lab: Lab, bed: Testbed, ring: str) -> None:
     """The machine that started the job follows it meanwhile, and later lets another host watch."""
     words = words_of(lab, "both", ring, "--on", "w2", "--json")

@@ -54,6 +54,17 @@ def test_the_states_of_ranks_are_asked_once_for_each_machine(make: Callable[...,
     assert (request["call"], request["job"], request["check"]) == ("rank_states", "night", False)
 
 
+@pytest.mark.parametrize("action", [job_calls.states, job_calls.jobs, job_calls.stop])
+def test_hosts_on_which_an_earlier_task_failed_are_asked(
+    make: Callable[..., Any], action: Callable[..., Any]
+) -> None:
+    """Ansible counts hosts as failed although the role continues with them in `rescue`."""
+    play = Play({"a": ["a"], "b": ["b"]})
+    play.active = ["a"]
+    make(action, play, each(SEEN))
+    assert [host for host, _ in play.calls] == ["a", "b"]
+
+
 def test_a_malformed_state_is_named_and_hides_no_other(make: Callable[..., Any]) -> None:
     def answer(hosts: Mapping[str, Any]) -> Any:
         return {"hosts": {"a": {"state": "fine"}, "b": SEEN}}
