@@ -25,9 +25,17 @@ _EXACT = ("arguments", "rank_arguments")
 #: Reads the rest of the standard input if the interpreter ends without reading it. Otherwise ssh
 #: could report a lost connection, and not how the interpreter ended.
 _READ_ALL = " || { code=$?; cat >/dev/null; exit $code; }"
+#: Explains that an interpreter is too old. Python 2 and 3.6, for example of Rocky Linux 8, run it.
+_TOO_OLD = (
+    "the host's Python (%s) is version %d.%d: install Python 3.8 or newer, or set "
+    "ansible_python_interpreter to the path of one"
+)
 #: Reads a request, in one line, and the launcher.
 _PROGRAM = (
     "import json, os, sys; "
+    f"message = {_TOO_OLD!r} % ((sys.executable,) + sys.version_info[:2]); "
+    "sys.version_info >= (3, 8) or "
+    '[sys.stdout.write(json.dumps({"failed": True, "msg": message})), sys.exit(1)]; '
     "request = json.loads(sys.stdin.buffer.readline()); "
     "launcher = sys.stdin.buffer.read(); "
     'archive = os.memfd_create("launcher"); '

@@ -108,8 +108,11 @@ def call(
     python = play.interpreter_of(machine.first)
     command = host_programs.command_of(python, {**request, "hosts": machine.requests})
     answer = host_programs.ask(machine.action, *command)
-    found = (answer.value or {}).get("hosts")
+    value = answer.value or {}
+    found = value.get("hosts")
     if not isinstance(found, Mapping):
+        if value.get("failed") and "msg" in value:
+            return machine.each(_result(value, _OF_ANY_HOST))
         return machine.each(login_check.without_result(machine.action, answer))
     kept = (*_OF_ANY_HOST, *known)
     return {host: _result(found.get(host), kept) for host in machine.requests}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 from collections.abc import Callable
@@ -70,6 +71,21 @@ def test_the_message_of_a_failed_program_is_the_error() -> None:
     with pytest.raises((OSError, ValueError)) as failed:
         host_programs.call(on_this_machine(), "python3", {**request, "fault": "x"})
     assert "Traceback" in str(failed.value) or "night" in str(failed.value)
+
+
+def test_an_interpreter_that_is_too_old_is_explained() -> None:
+    command, program = host_programs.command_of("python3", {"call": "usage"})
+    assert command.count("(3, 8)") == 1
+    answer = host_programs.ask(on_this_machine(), command.replace("(3, 8)", "(9, 0)"), program)
+    assert answer.code == 1
+    assert answer.value is not None
+    message = answer.value["msg"]
+    assert answer.value == {"failed": True, "msg": message}
+    assert re.fullmatch(
+        r"the host's Python \(/\S+\) is version 3\.\d+: install Python 3\.8 or newer, or set "
+        "ansible_python_interpreter to the path of one",
+        message,
+    )
 
 
 def test_an_interpreter_that_does_not_run_reads_the_program_anyway() -> None:

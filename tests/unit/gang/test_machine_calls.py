@@ -37,6 +37,16 @@ def test_a_connection_that_breaks_during_the_check_is_unreachable(
     assert checked["hosts"]["b"]["unreachable"]
 
 
+def test_a_program_that_does_not_run_explains_that_for_all_hosts(
+    check: Callable[..., Any],
+) -> None:
+    too_old = {"failed": True, "msg": "the host's Python is \x1b[2Jversion 3.6", "ranks": 3}
+    checked = check(Play({"a": ["a", "b"], "b": ["a", "b"]}), lambda hosts: too_old)
+    assert checked["hosts"] == dict.fromkeys(
+        "ab", {"failed": True, "msg": "the host's Python is version 3.6"}
+    )
+
+
 def test_a_login_that_hangs_is_named_and_does_not_delay_the_others(
     check: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
