@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import faults
+from tests.support import faults, wheels
 from tests.support.bare_ranks import wait_until
 from tests.support.jobs import (
     PLAIN,
@@ -34,21 +34,28 @@ ROOT = "/home/train/train/controller"
 
 @pytest.fixture(scope="module")
 def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
-    """Yield three SSH hosts that can log in to one another, with the wheels for the watch."""
-    wheels = REPOSITORY / ".cache/wheelhouse-controller"
-    wheels.mkdir(parents=True, exist_ok=True)
+    """Yield three SSH hosts that can log in to one another, with wheels for the watch and scripts."""
+    wheelhouse = REPOSITORY / ".cache/wheelhouse-controller"
+    wheelhouse.mkdir(parents=True, exist_ok=True)
     wanted = {
         "tensorflow_framework": "none",
         "tensorflow_extra_requirements": str(REPOSITORY / "requirements/controller.txt"),
-        "tensorflow_wheelhouse_source": str(wheels),
+        "tensorflow_wheelhouse_source": str(wheelhouse),
     }
     done = ansible_playbook("wheelhouse.yml", Path("localhost,"), wanted)
     assert done.returncode == 0, done.stdout[-3000:]
     folder = tmp_path_factory.mktemp("controller")
-    mounts = [f"{wheels}:/wheelhouse:ro"]
+    index = folder / "index"
+    index.mkdir()
+    wheels.write(index, "trainpack-1.0-py3-none-any", code="NAME = 'trainpack'\n")
+    mounts = [f"{wheelhouse}:/wheelhouse:ro", f"{index}:/index:ro"]
     with running_testbed(3, folder, mounts=mounts) as made:
-        keys = {"setup_roles": ["ssh_keys"]}
-        done = ansible_playbook("setup.yml", made.directory / "inventory", keys)
+        roles = {
+            "setup_roles": ["ssh_keys", "tensorflow"],
+            "tensorflow_framework": "none",
+            "tensorflow_wheelhouse": "/wheelhouse",
+        }
+        done = ansible_playbook("setup.yml", made.directory / "inventory", roles)
         assert done.returncode == 0, done.stdout[-3000:]
         yield made
 
@@ -198,6 +205,18 @@ def test_the_host_that_watches_starts_the_next_attempt(lab: Lab, bed: Testbed, r
         lambda: "job both stopped" in bed.exec("host-0", "cat", log_path).stdout, "its end", 60
     )
     assert pids_of(bed, "host-0", "from train.cli import background") == []
+
+
+def test_the_host_that_watches_installs_the_scripts_packages(lab: Lab, tmp_path: Path) -> None:
+    """The script's index is a folder of the hosts only."""
+    script = write_script(tmp_path, "import trainpack\nprint(trainpack.NAME, 'imported')\n")
+    lines = "--no-index\n--find-links /index\ntrainpack\n"
+    Path(script).with_name("requirements.txt").write_text(lines, encoding="utf-8")
+    given = {"train_job_framework": "none", "train_job_python": "~/train/venv-bare/bin/python"}
+    done = train(*words_of(lab, "packed", script, "--on", "w0", "--requirements", **given))
+    assert done.returncode == 0, done.stderr
+    log = (lab.runs_dir / "packed/logs/worker-2.log").read_text(encoding="utf-8")
+    assert log == "trainpack imported\n"
 
 
 def test_an_interrupted_start_leaves_nothing(lab: Lab, bed: Testbed) -> None:
