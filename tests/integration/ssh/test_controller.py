@@ -34,7 +34,7 @@ ROOT = "/home/train/train/controller"
 
 @pytest.fixture(scope="module")
 def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
-    """Yield three SSH hosts that can log in to one another, with wheels for the watch and scripts."""
+    """Yield three SSH hosts that can log in to one another, with all wheels that they need."""
     wheelhouse = REPOSITORY / ".cache/wheelhouse-controller"
     wheelhouse.mkdir(parents=True, exist_ok=True)
     wanted = {

@@ -42,9 +42,8 @@ def test_a_program_that_does_not_run_explains_that_for_all_hosts(
 ) -> None:
     too_old = {"failed": True, "msg": "the host's Python is \x1b[2Jversion 3.6", "ranks": 3}
     checked = check(Play({"a": ["a", "b"], "b": ["a", "b"]}), lambda hosts: too_old)
-    assert checked["hosts"] == dict.fromkeys(
-        "ab", {"failed": True, "msg": "the host's Python is version 3.6"}
-    )
+    explained = {"failed": True, "msg": "the host's Python is version 3.6"}
+    assert checked["hosts"] == {"a": explained, "b": explained}
 
 
 def test_a_login_that_hangs_is_named_and_does_not_delay_the_others(
