@@ -66,6 +66,7 @@ def test_a_cluster_with_a_source_of_its_own(bed: Testbed) -> None:
 
 @pytest.mark.soak
 def test_what_was_changed_by_hand_or_cut_off_is_put_right(bed: Testbed) -> None:
+    run(bed, **cluster(bed)).checked()
     process = "systemctl show --value --property=MainPID chrony"
     before = shell(bed, process)
     shell(bed, f"touch {OWN}")  # interrupted before chrony was restarted

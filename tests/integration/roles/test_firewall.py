@@ -88,6 +88,7 @@ def test_the_rules_are_shown_before_and_hold_after_a_restart(bed: Testbed) -> No
     ],
 )
 def test_damage_is_seen_and_repaired(bed: Testbed, damages: tuple[str, str]) -> None:
+    run(bed).checked()
     before = tables(bed)
     for number, command in enumerate(damages):
         shell(bed, command, number, check=True)
