@@ -75,6 +75,14 @@ class Connection(_Core):  # type: ignore[misc]
         with self._session():
             return super().exec_command(*args, **kwargs)
 
+    def log_in(self) -> bool:
+        """Log in for the commands that follow, and return whether they can share this login.
+
+        Raise AnsibleConnectionFailure if the login is refused.
+        """
+        with self._session():
+            return self._in_session and self._exists()
+
     @contextlib.contextmanager
     def process(self, command: str) -> Iterator[subprocess.Popen[bytes]]:
         """Start a command on the host and yield the process of ssh, which the caller must end.

@@ -52,6 +52,7 @@ class Answer(NamedTuple):
     value: dict[str, Any] | None  # the JSON object, or None if there was none
     code: int  # the exit code
     text: str  # what it printed otherwise, for a message
+    ran: bool = True  # whether the login ran the command
 
 
 def ask(action: Any, command: str, program: bytes | None = None) -> Answer:
@@ -74,8 +75,10 @@ def ask(action: Any, command: str, program: bytes | None = None) -> Answer:
     if marked:
         with contextlib.suppress(ValueError, RecursionError):
             value, _ = json.JSONDecoder().raw_decode(printed.lstrip())
-    text = str(done["stderr"]).strip() or (printed if marked else str(done["stdout"])).strip()
-    return Answer(value if isinstance(value, dict) else None, int(done["rc"]), text)
+    text = str(done["stderr"]).strip() or printed.strip()
+    if not marked:
+        text = f"{done['stdout']}\n{done['stderr']}".strip()
+    return Answer(value if isinstance(value, dict) else None, int(done["rc"]), text, bool(marked))
 
 
 def run(action: Any, command: str, program: bytes | None = None) -> dict[str, Any]:

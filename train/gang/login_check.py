@@ -57,6 +57,16 @@ def needs_login(connection: Any) -> bool:
     return connection.transport != "local" or connection.become is not None
 
 
+def shares(connection: Any) -> bool:
+    """Log in for the commands that follow, if they can share a login; return whether they do.
+
+    Raise AnsibleConnectionFailure if the login is refused. A password for another user could be
+    asked for with each command, so such commands count as not shared.
+    """
+    log_in = getattr(connection, "log_in", None)  # of plugins/connection/ssh.py
+    return bool(connection.become is None and log_in is not None and log_in())
+
+
 def limit_of(connection: Any) -> float:
     """Return the seconds after which a login counts as failed."""
     return max(_LIMIT_S, float(_option(connection, "timeout") or 0) + _MARGIN_S)
@@ -79,6 +89,11 @@ def attempt(action: Any) -> LoginFailure | None:
         text = f"{done['stdout']}\n{done['stderr']}"
     except AnsibleError as error:
         text = str(error)
+    return without_command(text, connection)
+
+
+def without_command(text: str, connection: Any) -> LoginFailure:
+    """Return the reason why a login ran no command, from its output."""
     if not text.strip():
         return login_failures.failure("no-commands", variables_of(connection))
     return explain(text, connection)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import threading
@@ -21,6 +22,8 @@ from train.gang.login_failures import LoginFailure
 _OF_ANY_HOST = ("failed", "msg", "warnings")
 #: Seconds between two looks at logins in progress.
 _LOOK_S = 0.5
+#: Seconds until a call without an answer leads to a test whether its login runs commands.
+_TEST_S = 3.0
 
 
 @dataclass
@@ -30,13 +33,16 @@ class Machine:
     Attributes:
         beside: all names of the machine in the play.
         requests: the parameters for each inventory host.
-        login_since: when its login began (monotonic clock); None if no login is in progress.
+        login_since: when its login or a test of it began (monotonic clock); None if none is in
+            progress.
+        call_since: when the call began, until the login is tested.
         action: an action with a connection to the first host; None until there is one.
     """
 
     beside: list[str]
     requests: dict[str, Args] = field(default_factory=dict)
     login_since: float | None = None
+    call_since: float | None = None
     action: Any = None
 
     def again(self) -> Machine:
@@ -113,6 +119,9 @@ def call(
     if not isinstance(found, Mapping):
         if value.get("failed") and "msg" in value:
             return machine.each(_result(value, _OF_ANY_HOST))
+        if not answer.ran:
+            connection = machine.action._connection
+            return machine.each(_unreachable(login_check.without_command(answer.text, connection)))
         return machine.each(login_check.without_result(machine.action, answer))
     kept = (*_OF_ANY_HOST, *known)
     return {host: _result(found.get(host), kept) for host in machine.requests}
@@ -174,6 +183,9 @@ class MachineCalls:
         """Return the machines whose login takes too long. Name those that take long."""
         now, slow, hanging = time.monotonic(), [], []
         for machine in pending:
+            if machine.call_since is not None and now - machine.call_since >= _TEST_S:
+                machine.call_since = None
+                threading.Thread(target=self._test, args=(machine,), daemon=True).start()
             since = machine.login_since
             if since is None or now - since < login_check.NAMED_S:
                 continue
@@ -204,11 +216,23 @@ class MachineCalls:
         if self._logs_in and login_check.needs_login(action._connection):
             with login_check.turn(action._connection, host):
                 machine.login_since = time.monotonic()
-                failed = login_check.attempt(action)
+                shares = login_check.shares(action._connection)
+                failed = None if shares else login_check.attempt(action)
                 machine.login_since = None
             if failed is not None:
                 return machine.each(_unreachable(failed))
+            if shares:
+                machine.call_since = time.monotonic()
         return self._call(machine)
+
+    def _test(self, machine: Machine) -> None:
+        """Find out whether a machine's login runs commands, and only its call takes long."""
+        with contextlib.suppress(Exception):  # the call reports errors
+            action = self._play.action_of(machine.first, f"{self._purpose}-login")
+            with login_check.turn(action._connection, machine.first):
+                machine.login_since = time.monotonic()
+                login_check.attempt(action)
+        machine.login_since = None
 
 
 def ask(

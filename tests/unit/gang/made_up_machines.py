@@ -27,6 +27,8 @@ class Play:
         self.active = list(beside)
         self.check_mode = False
         self.logins: dict[str, Callable[[], str]] = {}  # what a login prints, if not its mark
+        self.tried: list[str] = []  # hosts whose login was tried with a command
+        self.log_in: Callable[[], bool] = lambda: False  # see plugins/connection/ssh.py
         self.calls: list[tuple[str, Any]] = []
         self.purposes: list[str] = []  # of the connections
         self.invalid: list[str] = []  # hosts with an invalid variable
@@ -52,12 +54,16 @@ class Play:
         self.purposes.append(purpose)
 
         def execute(command: str, **_: Any) -> dict[str, Any]:
+            self.tried.append(host)
             printed = self.logins[host]() if host in self.logins else command.partition(" ")[2]
             return {"rc": 0, "stdout": printed, "stderr": ""}
 
         options: dict[str, Any] = {"host": host, "timeout": 0}
         connection = SimpleNamespace(
-            transport="ssh", become=None, get_option=lambda name: options[name]
+            transport="ssh",
+            become=None,
+            get_option=lambda name: options[name],
+            log_in=self.log_in,
         )
         return SimpleNamespace(
             host=host, _connection=connection, _low_level_execute_command=execute
@@ -77,6 +83,8 @@ def answers(monkeypatch: pytest.MonkeyPatch, play: Play, answer: Asked) -> list[
         found = answer(request["hosts"])
         if isinstance(found, Exception):
             raise found
+        if isinstance(found, host_programs.Answer):
+            return found
         return host_programs.Answer(found, 0, "no JSON")
 
     monkeypatch.setattr(connections, "say", said.append)

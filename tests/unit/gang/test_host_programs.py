@@ -42,6 +42,17 @@ def test_the_text_of_a_login_is_not_taken_for_the_answer() -> None:
     assert host_programs.run(action, "echo '{\"a\": 1} bye'") == {"a": 1}
 
 
+def test_a_login_that_does_not_run_the_command_is_told_from_one_that_does() -> None:
+    printed = {"rc": 1, "stdout": "This account is currently not available.\n", "stderr": "bye"}
+    connection = SimpleNamespace(become=None)
+    action = SimpleNamespace(
+        _connection=connection, _low_level_execute_command=lambda *_, **__: printed
+    )
+    answer = host_programs.ask(action, "echo '{}'")
+    assert answer == (None, 1, "This account is currently not available.\n\nbye", False)
+    assert host_programs.ask(on_this_machine(), "false").ran
+
+
 @pytest.mark.parametrize(
     ("command", "message"),
     [

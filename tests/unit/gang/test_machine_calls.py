@@ -11,6 +11,7 @@ from ansible.errors import AnsibleConnectionFailure
 
 from tests.unit.gang.made_up_machines import FACTS, Play, checks, fine
 from train.gang import login_check, login_failures, machine_calls
+from train.gang.host_programs import Answer
 
 
 @pytest.fixture
@@ -69,6 +70,76 @@ def test_a_login_that_hangs_is_named_and_does_not_delay_the_others(
     assert checked["hosts"]["a"]["host"] == FACTS
     assert checked["said"][0] == login_failures.waiting(["b", "c"])
     assert ended == [True]
+
+
+def test_a_shared_login_is_tried_only_if_its_call_takes_long(
+    check: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play = Play({"a": ["a"], "b": ["b"]})
+    play.log_in = lambda: True
+    tried = threading.Event()
+    monkeypatch.setattr(machine_calls, "_TEST_S", 0.02)
+    monkeypatch.setattr(machine_calls, "_LOOK_S", 0.02)
+
+    def login_of_b() -> str:
+        tried.set()
+        return "Welcome!"
+
+    play.logins = {"b": login_of_b}
+
+    def answer(hosts: Mapping[str, Any]) -> Any:
+        assert "a" in hosts or tried.wait(20)
+        return fine(hosts)
+
+    checked = check(play, answer)
+    assert [checked["hosts"][host]["host"] for host in "ab"] == [FACTS, FACTS]
+    assert "b" in play.tried
+
+
+def test_a_shared_login_whose_commands_hang_is_named(
+    check: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, seconds in (("NAMED_S", 0.02), ("_LIMIT_S", 0.05), ("_MARGIN_S", 0.0)):
+        monkeypatch.setattr(login_check, name, seconds)
+    for name in ("_TEST_S", "_LOOK_S"):
+        monkeypatch.setattr(machine_calls, name, 0.02)
+    monkeypatch.setattr(login_check, "end_children", lambda: None)
+    play = Play({"a": ["a"], "b": ["b"]})
+    play.log_in = lambda: True
+    forever = threading.Event()
+
+    def hang(*_: Any) -> str:
+        forever.wait(20)
+        return ""
+
+    play.logins = {"b": hang}
+    checked = check(play, lambda hosts: fine(hosts) if "a" in hosts else hang())
+    forever.set()
+    assert checked["hosts"]["a"]["host"] == FACTS
+    assert checked["hosts"]["b"]["unreachable"]
+    assert checked["hosts"]["b"]["msg"].startswith(login_failures.KINDS["hangs"].sentence)
+    assert checked["said"][0] == login_failures.waiting(["b"])
+
+
+def test_a_shared_login_that_is_refused_or_runs_no_command_is_explained(
+    check: Callable[..., Any],
+) -> None:
+    def refuse() -> bool:
+        raise AnsibleConnectionFailure("ssh: connect to host a port 22: Connection refused")
+
+    play = Play({"a": ["a"]})
+    play.log_in = refuse
+    checked = check(play, fine)
+    assert checked["hosts"]["a"]["unreachable"]
+    assert checked["hosts"]["a"]["msg"].startswith(login_failures.KINDS["refused"].sentence)
+    play.log_in = lambda: True
+    for text, kind in {
+        "": "no-commands",
+        "This account is currently not available.": "nologin",
+    }.items():
+        checked = check(play, lambda hosts, text=text: Answer(None, 1, text, ran=False))
+        assert checked["hosts"]["a"]["unreachable"]
+        assert checked["hosts"]["a"]["msg"].startswith(login_failures.KINDS[kind].sentence)
 
 
 @pytest.mark.parametrize(
