@@ -122,6 +122,8 @@ class Ranks:
         self._poll, self._leave, self._limits = poll, leave, limits
         self._updates: queue.Queue[tuple[View, Update | Exception, str]] = queue.Queue(_QUEUE)
         self._over = threading.Event()
+        self._failed = 0  # ranks that were seen to fail; guarded by _changed, like the end
+        self._changed = threading.Condition()
         for name in ("logs", "progress"):
             run_folders.create(folder / name, exist_ok=True)
         self._lock = _take_lock(folder / LOCK_FILE, busy)
@@ -160,7 +162,9 @@ class Ranks:
                 if judgement is not None:
                     return judgement
         finally:
-            self._over.set()
+            with self._changed:
+                self._over.set()
+                self._changed.notify_all()
 
     def _ask(self, views: Sequence[View], wait: float) -> None:
         """Ask a machine for updates of its ranks until they have ended. Runs in a thread."""
@@ -177,7 +181,7 @@ class Ranks:
             cursors[rank_dir] = {**_UNKNOWN, **offset}
         gather, backoff, size = 0.0, _BACKOFF, _ANSWER  # existing data comes at once
         while cursors and not self._over.is_set():
-            asked = time.monotonic()
+            asked, failed = time.monotonic(), self._failed
             for rank_dir in cursors:
                 ranks[rank_dir].asked = asked
             # An answer is much smaller than the kept part of a file.
@@ -191,8 +195,9 @@ class Ranks:
                 for rank_dir in cursors:
                     ranks[rank_dir].asked = None
                     self._hand_over(ranks[rank_dir], error, "")
-                self._over.wait(backoff)
-                backoff, size = min(2 * backoff, self.longest_backoff), _ANSWER_LEAST
+                hurries = self._wait_for_failure(failed, backoff)
+                backoff = _BACKOFF if hurries else min(2 * backoff, self.longest_backoff)
+                size = _ANSWER_LEAST
                 continue
             if not gather:
                 size = _next_size(size, time.monotonic() - asked)
@@ -215,6 +220,15 @@ class Ranks:
                     del cursors[rank_dir]
                 self._hand_over(view, update, unsaved)
             self._over.wait(pause)
+
+    def _wait_for_failure(self, known: int, limit: float) -> bool:
+        """Wait up to ``limit`` seconds before a host is asked again; return whether a rank failed.
+
+        The reason why it failed may be on this host. ``known`` failures do not count.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._failed > known or self._over.is_set(), limit)
+            return self._failed > known
 
     def _hand_over(self, view: View, update: Update | Exception, unsaved: str) -> None:
         """Queue an update to be judged after the previous ones."""
@@ -296,6 +310,10 @@ class Ranks:
             view.error = plain_text.clean(str(update) or type(update).__name__, reports.MAX_REASON)
             return
         view.unresponsive_since, view.error, view.last_update_at = None, "", time.monotonic()
+        if update["state"]["phase"] == records.FAILED and view.phase != records.FAILED:
+            with self._changed:
+                self._failed += 1
+                self._changed.notify_all()
         view.state, view.drained, view.unsaved = update["state"], not update["more"], unsaved
         view.left = sum(update.get("left", {}).values())
 

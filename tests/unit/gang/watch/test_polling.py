@@ -11,7 +11,18 @@ from typing import Any
 
 import pytest
 
-from tests.unit.gang.watch.made_up_gang import LINES, RUNNING, Hosts, Make, done, notices_of, record
+from tests.unit.gang.watch.made_up_gang import (
+    GONE,
+    LINES,
+    RUNNING,
+    STEPPING,
+    Hosts,
+    Make,
+    done,
+    failed,
+    notices_of,
+    record,
+)
 from tests.unit.gang.watch.real_folders import MIB, Machine, lines, note
 from train.gang.errors import BusyError
 from train.gang.watch import polling, verdict
@@ -35,6 +46,21 @@ def test_files_of_another_attempt_are_not_kept(gang: Make) -> None:
     assert (watched.run_dir / "logs/worker-0.log").read_text() == "own\n"
     assert list(watched.views[0].tail) == ["own"]
     assert "step" not in watched.views[0].record
+
+
+def test_a_host_that_did_not_answer_is_asked_again_when_another_rank_fails(
+    gang: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For example, its sshd was restarted, and then its rank failed."""
+    monkeypatch.setattr(polling, "_BACKOFF", 60.0)
+    monkeypatch.setattr(verdict, "ROOT_CAUSE_WAIT", 1.0)
+    lost = "TrainingError: lost contact with worker-0: UnavailableError: Socket closed\n"
+    hosts = Hosts(
+        worker_0=[STEPPING, GONE, failed("was killed", exit_code=-9, cause="signal")],
+        worker_1=[*[STEPPING] * 20, failed(log=lost, cause="exit")],
+    )
+    outcome = gang(hosts).follow()
+    assert (outcome.state, outcome.root_cause, outcome.cause) == ("failed", "worker-0", "signal")
 
 
 def test_two_do_not_follow_one_job(gang: Make) -> None:
