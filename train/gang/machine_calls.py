@@ -23,7 +23,7 @@ _OF_ANY_HOST = ("failed", "msg", "warnings")
 #: Seconds between two looks at logins in progress.
 _LOOK_S = 0.5
 #: Seconds until a call without an answer leads to a test whether its login runs commands.
-_TEST_S = 3.0
+_TEST_S = 2.0
 
 
 @dataclass
