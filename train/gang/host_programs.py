@@ -25,17 +25,22 @@ _EXACT = ("arguments", "rank_arguments")
 #: Reads the rest of the standard input if the interpreter ends without reading it. Otherwise ssh
 #: could report a lost connection, and not how the interpreter ended.
 _READ_ALL = " || { code=$?; cat >/dev/null; exit $code; }"
-#: Explains that an interpreter is too old. Python 2 and 3.6, for example of Rocky Linux 8, run it.
+#: The first line of the input. If a start-up file of the login has replaced its shell by one that
+#: ignores the command and runs its input, that shell ends here.
+EXIT = "exit\n"
+#: Explains that an interpreter is too old. It must also run in old versions, such as Python 2 and
+#: the 3.6 of Rocky Linux 8.
 _TOO_OLD = (
     "the host's Python (%s) is version %d.%d: install Python 3.8 or newer, or set "
     "ansible_python_interpreter to the path of one"
 )
-#: Reads a request, in one line, and the launcher.
+#: Reads EXIT, a request in one line, and the launcher.
 _PROGRAM = (
     "import json, os, sys; "
     f"message = {_TOO_OLD!r} % ((sys.executable,) + sys.version_info[:2]); "
     "sys.version_info >= (3, 8) or "
     '[sys.stdout.write(json.dumps({"failed": True, "msg": message})), sys.exit(1)]; '
+    "sys.stdin.buffer.readline(); "
     "request = json.loads(sys.stdin.buffer.readline()); "
     "launcher = sys.stdin.buffer.read(); "
     'archive = os.memfd_create("launcher"); '
@@ -59,8 +64,9 @@ def ask(action: Any, command: str, program: bytes | None = None) -> Answer:
     """Run a shell command over the action's connection, and return the JSON that it prints.
 
     The command runs as the task's ``become`` user, if any, with ``program`` as its standard input.
-    The login may print other text before and after the JSON. Raise AnsibleConnectionFailure if the
-    connection failed.
+    The login may print other text before and after the JSON. If it did not run the command, the
+    answer's text is everything that it printed. Raise AnsibleConnectionFailure if the connection
+    failed.
     """
     mark = f"answer-{secrets.token_hex(8)}"
     become = action._connection.become is not None
@@ -118,7 +124,8 @@ def call(
 def command_of(python: str, request: Mapping[str, Any], archive: bytes = b"") -> tuple[str, bytes]:
     """Return the command that runs a program of train/host/calls.py, and its standard input."""
     command = f"{python} -S -E -c {shlex.quote(_PROGRAM)}{_READ_ALL}"
-    return command, json.dumps(request).encode() + b"\n" + (archive or launcher.archive())
+    head = f"{EXIT}{json.dumps(request)}\n".encode()
+    return command, head + (archive or launcher.archive())
 
 
 def _ask(action: Any, command: str, program: bytes | None) -> Answer:

@@ -60,8 +60,8 @@ def needs_login(connection: Any) -> bool:
 def shares(connection: Any) -> bool:
     """Log in for the commands that follow, if they can share a login; return whether they do.
 
-    Raise AnsibleConnectionFailure if the login is refused. A password for another user could be
-    asked for with each command, so such commands count as not shared.
+    With ``become``, each command may need a password, so return False. Raise AnsibleError if the
+    login is refused.
     """
     log_in = getattr(connection, "log_in", None)  # of plugins/connection/ssh.py
     return bool(connection.become is None and log_in is not None and log_in())
@@ -94,7 +94,7 @@ def attempt(action: Any) -> LoginFailure | None:
 
 def without_command(text: str, connection: Any) -> LoginFailure:
     """Return the reason why a login ran no command, from its output."""
-    if not text.strip():
+    if not text.strip() or text.startswith(host_programs.EXIT):  # it may only repeat its input
         return login_failures.failure("no-commands", variables_of(connection))
     return explain(text, connection)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from train.gang import suggestions
+from train.host import plain_text
 
 #: Number of names to list in a message before counting the rest.
 _NAMED = 2
@@ -229,7 +230,8 @@ def classify(text: str, host_vars: Mapping[str, Any] | None = None) -> LoginFail
     if kind:
         return failure(kind, host_vars)
     lines = [line.strip() for line in plain.splitlines() if line.strip()]
-    sentence = lines[-1][:300] if lines else "the login failed without an error message"
+    sentence = plain_text.clean(lines[-1], 300) if lines else ""
+    sentence = sentence or "the login failed without an error message"
     fields = _fields(host_vars or {})
     remedy = f"try it manually: `{fields['ssh']}`" if host_vars else "log in manually for details"
     return LoginFailure("other", sentence, remedy)

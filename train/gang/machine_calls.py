@@ -7,11 +7,11 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ansible.errors import AnsibleConnectionFailure
+from ansible.errors import AnsibleConnectionFailure, AnsibleError
 
 from train.gang import connections, host_programs, login_check, login_failures
 from train.gang.connections import Args, Returned
@@ -22,7 +22,7 @@ from train.gang.login_failures import LoginFailure
 _OF_ANY_HOST = ("failed", "msg", "warnings")
 #: Seconds between two looks at logins in progress.
 _LOOK_S = 0.5
-#: Seconds until a call without an answer leads to a test whether its login runs commands.
+#: Seconds to wait for a call's answer before testing whether its login runs commands.
 _TEST_S = 2.0
 
 
@@ -214,11 +214,14 @@ class MachineCalls:
         host = machine.first
         action = machine.action = self._play.action_of(host, self._purpose)
         if self._logs_in and login_check.needs_login(action._connection):
-            with login_check.turn(action._connection, host):
-                machine.login_since = time.monotonic()
-                shares = login_check.shares(action._connection)
-                failed = None if shares else login_check.attempt(action)
-                machine.login_since = None
+            failed = None
+            with login_check.turn(action._connection, host), _logging_in(machine):
+                try:
+                    shares = login_check.shares(action._connection)
+                except AnsibleError as error:
+                    failed = login_check.explain(str(error), action._connection)
+                else:
+                    failed = None if shares else login_check.attempt(action)
             if failed is not None:
                 return machine.each(_unreachable(failed))
             if shares:
@@ -226,12 +229,20 @@ class MachineCalls:
         return self._call(machine)
 
     def _test(self, machine: Machine) -> None:
-        """Find out whether a machine's login runs commands, and only its call takes long."""
+        """Test whether a machine's login runs commands, or hangs, while its call has no answer."""
         with contextlib.suppress(Exception):  # the call reports errors
             action = self._play.action_of(machine.first, f"{self._purpose}-login")
-            with login_check.turn(action._connection, machine.first):
-                machine.login_since = time.monotonic()
+            with login_check.turn(action._connection, machine.first), _logging_in(machine):
                 login_check.attempt(action)
+
+
+@contextlib.contextmanager
+def _logging_in(machine: Machine) -> Iterator[None]:
+    """Limit the duration of a block that logs in to a machine; see MachineCalls.results."""
+    machine.login_since = time.monotonic()
+    try:
+        yield
+    finally:
         machine.login_since = None
 
 

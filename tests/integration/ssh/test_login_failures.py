@@ -64,7 +64,7 @@ def _create_users(bed: Testbed) -> None:
               chown -R "$user:" "/home/$user/.ssh"
             done
             chage -d 0 login-expired
-            echo 'exec cat /dev/null' > /home/login-replaced/.bashrc
+            echo 'exec bash' > /home/login-replaced/.bashrc
             echo 'sleep 60' > /home/login-asleep/.bashrc
             echo 'echo "Welcome to [node]"; echo "module load: cuda" >&2' > /home/login-sudo/.bashrc
             mv /usr/bin/python3* /root/

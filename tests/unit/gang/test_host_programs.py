@@ -99,6 +99,15 @@ def test_an_interpreter_that_is_too_old_is_explained() -> None:
     )
 
 
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+def test_a_shell_that_takes_the_program_for_commands_runs_none(tmp_path: Path, shell: str) -> None:
+    """For example, because a start-up file of the login contains ``exec bash``."""
+    _, program = host_programs.command_of("python3", {"call": "usage", "x": "$(touch it)"})
+    done = subprocess.run([shell], input=program, capture_output=True, cwd=tmp_path, check=False)
+    assert (done.stdout, done.stderr) == (b"", b"")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_interpreter_that_does_not_run_reads_the_program_anyway() -> None:
     command, program = host_programs.command_of("/nowhere/python", {"call": "usage"})
     assert len(program) > 1 << 17, "more than a pipe holds"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
-from ansible.errors import AnsibleConnectionFailure
+from ansible.errors import AnsibleConnectionFailure, AnsibleError
 
 from tests.unit.gang.made_up_machines import FACTS, Play, checks, fine
 from train.gang import login_check, login_failures, machine_calls
-from train.gang.host_programs import Answer
+from train.gang.host_programs import EXIT, Answer
 
 
 @pytest.fixture
@@ -94,6 +95,10 @@ def test_a_shared_login_is_tried_only_if_its_call_takes_long(
     checked = check(play, answer)
     assert [checked["hosts"][host]["host"] for host in "ab"] == [FACTS, FACTS]
     assert "b" in play.tried
+    monkeypatch.setattr(machine_calls, "_TEST_S", 60.0)
+    play.tried.clear()
+    assert set(check(play, fine)["hosts"]) == {"a", "b"}
+    assert play.tried == []
 
 
 def test_a_shared_login_whose_commands_hang_is_named(
@@ -101,8 +106,8 @@ def test_a_shared_login_whose_commands_hang_is_named(
 ) -> None:
     for name, seconds in (("NAMED_S", 0.02), ("_LIMIT_S", 0.05), ("_MARGIN_S", 0.0)):
         monkeypatch.setattr(login_check, name, seconds)
-    for name in ("_TEST_S", "_LOOK_S"):
-        monkeypatch.setattr(machine_calls, name, 0.02)
+    monkeypatch.setattr(machine_calls, "_TEST_S", 0.5)
+    monkeypatch.setattr(machine_calls, "_LOOK_S", 0.02)
     monkeypatch.setattr(login_check, "end_children", lambda: None)
     play = Play({"a": ["a"], "b": ["b"]})
     play.log_in = lambda: True
@@ -124,17 +129,19 @@ def test_a_shared_login_whose_commands_hang_is_named(
 def test_a_shared_login_that_is_refused_or_runs_no_command_is_explained(
     check: Callable[..., Any],
 ) -> None:
-    def refuse() -> bool:
-        raise AnsibleConnectionFailure("ssh: connect to host a port 22: Connection refused")
-
     play = Play({"a": ["a"]})
-    play.log_in = refuse
-    checked = check(play, fine)
-    assert checked["hosts"]["a"]["unreachable"]
-    assert checked["hosts"]["a"]["msg"].startswith(login_failures.KINDS["refused"].sentence)
+    for kind, error in {
+        "refused": AnsibleConnectionFailure("ssh: connect to host a port 22: Connection refused"),
+        "no-sshpass": AnsibleError("to use passwords, you must install the sshpass program"),
+    }.items():
+        play.log_in = Mock(side_effect=error)
+        checked = check(play, fine)
+        assert checked["hosts"]["a"]["unreachable"]
+        assert checked["hosts"]["a"]["msg"].startswith(login_failures.KINDS[kind].sentence)
     play.log_in = lambda: True
     for text, kind in {
         "": "no-commands",
+        f"{EXIT}{{}}\nPK\x03": "no-commands",
         "This account is currently not available.": "nologin",
     }.items():
         checked = check(play, lambda hosts, text=text: Answer(None, 1, text, ran=False))

@@ -122,7 +122,7 @@ class Ranks:
         self._poll, self._leave, self._limits = poll, leave, limits
         self._updates: queue.Queue[tuple[View, Update | Exception, str]] = queue.Queue(_QUEUE)
         self._over = threading.Event()
-        self._failed = 0  # ranks that were seen to fail; guarded by _changed, like the end
+        self._has_failed = False  # whether a rank was seen to fail; guarded by _changed
         self._changed = threading.Condition()
         for name in ("logs", "progress"):
             run_folders.create(folder / name, exist_ok=True)
@@ -181,7 +181,7 @@ class Ranks:
             cursors[rank_dir] = {**_UNKNOWN, **offset}
         gather, backoff, size = 0.0, _BACKOFF, _ANSWER  # existing data comes at once
         while cursors and not self._over.is_set():
-            asked, failed = time.monotonic(), self._failed
+            asked, had_failed = time.monotonic(), self._has_failed
             for rank_dir in cursors:
                 ranks[rank_dir].asked = asked
             # An answer is much smaller than the kept part of a file.
@@ -195,8 +195,10 @@ class Ranks:
                 for rank_dir in cursors:
                     ranks[rank_dir].asked = None
                     self._hand_over(ranks[rank_dir], error, "")
-                hurries = self._wait_for_failure(failed, backoff)
-                backoff = _BACKOFF if hurries else min(2 * backoff, self.longest_backoff)
+                if self._wait_for_failure(had_failed, backoff):
+                    backoff = _BACKOFF
+                else:
+                    backoff = min(2 * backoff, self.longest_backoff)
                 size = _ANSWER_LEAST
                 continue
             if not gather:
@@ -221,14 +223,18 @@ class Ranks:
                 self._hand_over(view, update, unsaved)
             self._over.wait(pause)
 
-    def _wait_for_failure(self, known: int, limit: float) -> bool:
-        """Wait up to ``limit`` seconds before a host is asked again; return whether a rank failed.
+    def _wait_for_failure(self, known: bool, limit: float) -> bool:
+        """Wait up to ``limit`` seconds, or until the first rank fails; return whether it did.
 
-        The reason why it failed may be on this host. ``known`` failures do not count.
+        The host to ask next may know why it failed. With ``known``, only wait.
         """
+
+        def has_failed() -> bool:
+            return self._has_failed and not known
+
         with self._changed:
-            self._changed.wait_for(lambda: self._failed > known or self._over.is_set(), limit)
-            return self._failed > known
+            self._changed.wait_for(lambda: has_failed() or self._over.is_set(), limit)
+            return has_failed()
 
     def _hand_over(self, view: View, update: Update | Exception, unsaved: str) -> None:
         """Queue an update to be judged after the previous ones."""
@@ -312,7 +318,7 @@ class Ranks:
         view.unresponsive_since, view.error, view.last_update_at = None, "", time.monotonic()
         if update["state"]["phase"] == records.FAILED and view.phase != records.FAILED:
             with self._changed:
-                self._failed += 1
+                self._has_failed = True
                 self._changed.notify_all()
         view.state, view.drained, view.unsaved = update["state"], not update["more"], unsaved
         view.left = sum(update.get("left", {}).values())

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.bare_ranks import wait_until
 from tests.unit.gang.watch.made_up_gang import (
     GONE,
     LINES,
@@ -26,6 +27,7 @@ from tests.unit.gang.watch.made_up_gang import (
 from tests.unit.gang.watch.real_folders import MIB, Machine, lines, note
 from train.gang.errors import BusyError
 from train.gang.watch import polling, verdict
+from train.gang.watch.views import Target
 from train.host import rank_files, records
 
 
@@ -55,12 +57,43 @@ def test_a_host_that_did_not_answer_is_asked_again_when_another_rank_fails(
     monkeypatch.setattr(polling, "_BACKOFF", 60.0)
     monkeypatch.setattr(verdict, "ROOT_CAUSE_WAIT", 1.0)
     lost = "TrainingError: lost contact with worker-0: UnavailableError: Socket closed\n"
-    hosts = Hosts(
-        worker_0=[STEPPING, GONE, failed("was killed", exit_code=-9, cause="signal")],
-        worker_1=[*[STEPPING] * 20, failed(log=lost, cause="exit")],
-    )
-    outcome = gang(hosts).follow()
+    hosts = Hosts(worker_0=[STEPPING, GONE], worker_1=[STEPPING])
+    watched = gang(hosts)
+
+    def fail() -> None:
+        wait_until(lambda: watched.views[0].error, "an error of the host")
+        hosts.states["worker-0"] = iter([failed("was killed", exit_code=-9, cause="signal")])
+        hosts.states["worker-1"] = iter([failed(log=lost, cause="exit")])
+
+    failing = threading.Thread(target=fail)
+    failing.start()
+    outcome = watched.follow()
+    failing.join()
     assert (outcome.state, outcome.root_cause, outcome.cause) == ("failed", "worker-0", "signal")
+
+
+def test_a_host_that_does_not_answer_is_not_asked_for_each_rank_that_fails(
+    gang: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(polling, "_BACKOFF", 60.0)
+    monkeypatch.setattr(verdict, "ROOT_CAUSE_WAIT", 1.0)
+    lost = "TrainingError: lost contact with worker-0: UnavailableError: Socket closed\n"
+    others = {
+        f"worker_{n}": [*[STEPPING] * (10 + 3 * n), failed(log=lost, cause="exit")]
+        for n in range(1, 9)
+    }
+    asked = []
+    hosts = Hosts(worker_0=[STEPPING, GONE], **others)
+    poll = hosts.poll
+
+    def count(target: Target, *given: Any) -> Any:
+        asked.append(target.task)
+        return poll(target, *given)
+
+    monkeypatch.setattr(hosts, "poll", count)
+    outcome = gang(hosts).follow()
+    assert (outcome.state, outcome.root_cause) == ("failed", "worker-0")
+    assert asked.count("worker-0") <= 3
 
 
 def test_two_do_not_follow_one_job(gang: Make) -> None:
