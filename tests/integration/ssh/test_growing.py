@@ -81,7 +81,7 @@ def test_a_job_grows_when_a_lost_host_is_back(
     assert ssh_processes(testbed) == []
 
 
-#: A file in place of the job's folder, which the check of a host does not look at.
+#: A file instead of the job's folder, which the check of a host does not look at.
 IN_THE_WAY = "mkdir --parents ~/train/jobs && touch ~/train/jobs/alone"
 
 
