@@ -69,6 +69,7 @@ class Connection(_Core):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self._login = 0
         self._in_session = False
+        self._is_new = False  # whether this session has begun with a login
 
     def exec_command(self, *args: Any, **kwargs: Any) -> Any:
         """Run a command on the host."""
@@ -76,12 +77,13 @@ class Connection(_Core):  # type: ignore[misc]
             return super().exec_command(*args, **kwargs)
 
     def log_in(self) -> bool:
-        """Log in for the commands that follow, and return whether they can share this login.
+        """Log in for the commands that follow, unless there is a login already.
 
-        Raise AnsibleConnectionFailure if the login is refused.
+        Return whether there is a new login that they share. Raise AnsibleConnectionFailure if it is
+        refused.
         """
         with self._session():
-            return self._in_session and self._exists()
+            return self._is_new and self._exists()
 
     @contextlib.contextmanager
     def process(self, command: str) -> Iterator[subprocess.Popen[bytes]]:
@@ -153,10 +155,10 @@ class Connection(_Core):  # type: ignore[misc]
                 self._login = held.enter_context(shared.session())
             self._in_session = True
             try:
-                self._log_in(shared)
+                self._is_new = self._log_in(shared)
                 yield
             finally:
-                self._in_session, self._login = False, 0
+                self._in_session, self._is_new, self._login = False, False, 0
 
     def _logins(self) -> logins.Logins | None:
         """Return the logins to the machine, or None if ssh is not set to share them."""
@@ -176,18 +178,22 @@ class Connection(_Core):  # type: ignore[misc]
         """Return the folder of the locks for logins."""
         return Path(unfrackpath(self.get_option("control_path_dir")), "logins")
 
-    def _log_in(self, shared: logins.Logins) -> None:
-        """Log in if necessary. Raise AnsibleConnectionFailure if the login is refused."""
+    def _log_in(self, shared: logins.Logins) -> bool:
+        """Log in if necessary, and return whether it was.
+
+        Raise AnsibleConnectionFailure if the login is refused.
+        """
         if self._exists():
-            return
+            return False
         wait = _WAIT * float(self.get_option("timeout"))
         try:
             with logins.turn(self._locks(), self.host):
                 error = shared.log_in(self._exists, self._connect_login, wait)
         except OSError:  # cannot be locked: the command logs in itself
-            return
+            return True
         if error:
             raise AnsibleConnectionFailure(error)
+        return True
 
     def _exists(self) -> bool:
         """Return whether the login that this connection uses exists."""

@@ -57,11 +57,11 @@ def needs_login(connection: Any) -> bool:
     return connection.transport != "local" or connection.become is not None
 
 
-def shares(connection: Any) -> bool:
-    """Log in for the commands that follow, if they can share a login; return whether they do.
+def is_new(connection: Any) -> bool:
+    """Log in for the commands that follow, if they can share a login; return whether it is new.
 
-    With ``become``, each command may need a password, so return False. Raise AnsibleError if the
-    login is refused.
+    The machine may be lost since an earlier login. With ``become``, each command may need a
+    password, so return False. Raise AnsibleError if the login is refused.
     """
     log_in = getattr(connection, "log_in", None)  # of plugins/connection/ssh.py
     return bool(connection.become is None and log_in is not None and log_in())

@@ -22,7 +22,8 @@ from train.gang.login_failures import LoginFailure
 _OF_ANY_HOST = ("failed", "msg", "warnings")
 #: Seconds between two looks at logins in progress.
 _LOOK_S = 0.5
-#: Seconds to wait for a call's answer before testing whether its login runs commands.
+#: Seconds without any answer before the logins of the calls in progress are tested. While answers
+#: come, the machines are only busy, and the tests would slow them further.
 _TEST_S = 2.0
 
 
@@ -155,6 +156,7 @@ class MachineCalls:
         self._call, self._logs_in = call, logs_in
         self._ended: queue.Queue[tuple[Machine, Mapping[str, Returned]]] = queue.Queue()
         self._named: set[str] = set()
+        self._answered_at = 0.0  # when the last machine answered
 
     def results(self) -> dict[str, Returned]:
         """Return the result of each host. A login that takes too long counts as failed."""
@@ -171,6 +173,7 @@ class MachineCalls:
                     results |= machine.each(_unreachable(failed))
                     pending.remove(machine)
                 continue
+            self._answered_at = time.monotonic()
             if machine in pending:
                 results |= found
                 pending.remove(machine)
@@ -183,7 +186,8 @@ class MachineCalls:
         """Return the machines whose login takes too long. Name those that take long."""
         now, slow, hanging = time.monotonic(), [], []
         for machine in pending:
-            if machine.call_since is not None and now - machine.call_since >= _TEST_S:
+            called = machine.call_since
+            if called is not None and now - max(called, self._answered_at) >= _TEST_S:
                 machine.call_since = None
                 threading.Thread(target=self._test, args=(machine,), daemon=True).start()
             since = machine.login_since
@@ -217,14 +221,14 @@ class MachineCalls:
             failed = None
             with login_check.turn(action._connection, host), _logging_in(machine):
                 try:
-                    shares = login_check.shares(action._connection)
+                    is_new = login_check.is_new(action._connection)
                 except AnsibleError as error:
                     failed = login_check.explain(str(error), action._connection)
                 else:
-                    failed = None if shares else login_check.attempt(action)
+                    failed = None if is_new else login_check.attempt(action)
             if failed is not None:
                 return machine.each(_unreachable(failed))
-            if shares:
+            if is_new:  # the call shows whether it runs commands
                 machine.call_since = time.monotonic()
         return self._call(machine)
 

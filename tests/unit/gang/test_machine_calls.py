@@ -73,7 +73,7 @@ def test_a_login_that_hangs_is_named_and_does_not_delay_the_others(
     assert ended == [True]
 
 
-def test_a_shared_login_is_tried_only_if_its_call_takes_long(
+def test_a_new_login_is_tried_only_if_its_call_takes_long(
     check: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     play = Play({"a": ["a"], "b": ["b"]})
@@ -101,7 +101,7 @@ def test_a_shared_login_is_tried_only_if_its_call_takes_long(
     assert play.tried == []
 
 
-def test_a_shared_login_whose_commands_hang_is_named(
+def test_a_new_login_whose_commands_hang_is_named(
     check: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, seconds in (("NAMED_S", 0.02), ("_LIMIT_S", 0.05), ("_MARGIN_S", 0.0)):
@@ -126,7 +126,7 @@ def test_a_shared_login_whose_commands_hang_is_named(
     assert checked["said"][0] == login_failures.waiting(["b"])
 
 
-def test_a_shared_login_that_is_refused_or_runs_no_command_is_explained(
+def test_a_new_login_that_is_refused_or_runs_no_command_is_explained(
     check: Callable[..., Any],
 ) -> None:
     play = Play({"a": ["a"]})
