@@ -204,7 +204,11 @@ def test_the_host_that_watches_starts_the_next_attempt(lab: Lab, bed: Testbed, r
     wait_until(
         lambda: "job both stopped" in bed.exec("host-0", "cat", log_path).stdout, "its end", 60
     )
-    assert pids_of(bed, "host-0", "from train.cli import background") == []
+    wait_until(
+        lambda: pids_of(bed, "host-0", "from train.cli import background") == [],
+        "the watch's end",
+        30,
+    )
 
 
 def test_the_host_that_watches_installs_the_scripts_packages(lab: Lab, tmp_path: Path) -> None:
