@@ -47,7 +47,7 @@ def aws(server: Aws) -> Aws:
 class Cloud:
     """Runs the playbook and the inventory like a user, with a separate home."""
 
-    def __init__(self, aws: Aws, folder: Path) -> None:
+    def __init__(self, aws: Aws, folder: Path, sockets: str) -> None:
         self.aws, self.folder, self.keys = aws, folder, folder / "home/.ssh/train-aws"
         (folder / "home").mkdir()
         key = folder / "operator"
@@ -66,7 +66,7 @@ class Cloud:
             "HOME": str(folder / "home"),
             "PYTHONPATH": QUICK,
             # Below the home, the path of a socket would be too long.
-            "ANSIBLE_SSH_CONTROL_PATH_DIR": tempfile.mkdtemp(prefix="aws-"),
+            "ANSIBLE_SSH_CONTROL_PATH_DIR": sockets,
         }
 
     def command(self, state: str, *options: str, **variables: Any) -> list[str]:
@@ -105,8 +105,9 @@ class Cloud:
 
 
 @pytest.fixture
-def cloud(aws: Aws, tmp_path: Path) -> Cloud:
-    return Cloud(aws, tmp_path)
+def cloud(aws: Aws, tmp_path: Path) -> Iterator[Cloud]:
+    with tempfile.TemporaryDirectory(prefix="aws-") as sockets:
+        yield Cloud(aws, tmp_path, sockets)
 
 
 def tags_of(item: Any) -> dict[str, str]:

@@ -29,10 +29,15 @@ class Play:
         self.logins: dict[str, Callable[[], str]] = {}  # what a login prints, if not its mark
         self.tried: list[str] = []  # hosts whose login was tried with a command
         self.log_in: Callable[[], bool] = lambda: False  # see plugins/connection/ssh.py
-        self.calls: list[tuple[str, Any]] = []
+        self.calls: list[tuple[str, Any]] = []  # in any order: each comes from a thread
         self.purposes: list[str] = []  # of the connections
         self.invalid: list[str] = []  # hosts with an invalid variable
         self.registered: dict[str, Any] = {}
+
+    @property
+    def called(self) -> list[str]:
+        """The hosts whose connections were used for calls, sorted."""
+        return sorted(host for host, _ in self.calls)
 
     def neighbors(self) -> Mapping[str, list[str]]:
         return self.beside

@@ -49,7 +49,7 @@ def test_the_states_of_ranks_are_asked_once_for_each_machine(make: Callable[...,
     found = make(job_calls.states, play, each(SEEN))
     assert found["lines"] == ["a: absent", "b: absent", "c: absent"]
     assert found["hosts"]["b"] == SEEN
-    assert [host for host, _ in play.calls] == ["a", "c"]
+    assert play.called == ["a", "c"]
     request = play.calls[0][1]
     assert (request["call"], request["job"], request["check"]) == ("rank_states", "night", False)
 
@@ -62,7 +62,7 @@ def test_hosts_on_which_an_earlier_task_failed_are_asked(
     play = Play({"a": ["a"], "b": ["b"]})
     play.active = ["a"]
     make(action, play, each(SEEN))
-    assert [host for host, _ in play.calls] == ["a", "b"]
+    assert play.called == ["a", "b"]
 
 
 def test_a_malformed_state_is_named_and_hides_no_other(make: Callable[..., Any]) -> None:
@@ -118,7 +118,7 @@ def test_a_host_that_answers_late_is_stopped_all_the_same(make: Callable[..., An
     play.logins["b"] = recover
     answer = each({"changed": False, "stop_report": STOP_REPORT})
     found = make(job_calls.stop, play, answer, retries=2, warn=True)
-    assert [host for host, _ in play.calls] == ["a", "b"]
+    assert play.called == ["a", "b"]
     assert len(tries) == 2
     assert found["hosts"]["b"] == {"changed": False, "stop_report": STOP_REPORT}
     assert found["warnings"] == []
@@ -190,7 +190,7 @@ def test_an_invalid_variable_of_a_host_keeps_no_other_running(make: Callable[...
         "failed": True,
         "msg": "train_job_root of a: 'x' is undefined",
     }
-    assert [host for host, _ in play.calls] == ["b"]
+    assert play.called == ["b"]
 
 
 def test_hosts_without_an_answer_fail_the_play_with_their_reasons() -> None:
