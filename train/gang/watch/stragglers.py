@@ -35,6 +35,9 @@ LEAST_LOSS = 0.1
 #: An exchange is slow if it takes this many times its best time, and longer than its best time by
 #: this fraction of a step.
 EXCHANGE_FACTOR, EXCHANGE_LOSS = 2.0, 0.25
+#: A rank whose threads want less of a core than this fraction is idle: its core may have slowed down
+#: because of that, and its waits for a core are too short to matter.
+_IDLE = 0.1
 #: A reported problem persists until a value is below this fraction of its limit, to avoid repeated
 #: reports.
 _RELEASE = 0.85
@@ -401,12 +404,18 @@ class _Compared:
         if grown.get("thermal"):
             events = grown["thermal"] * span(readings)
             yield f"its processors were thermally throttled {events:.0f} times"
-        yield from self._slow_clock(task)
+        if not self._is_idle(task):
+            yield from self._slow_clock(task)
         cores, stolen = newest.get("all_cores"), grown.get("steal_s", 0.0)
         if cores and stolen >= 0.05 * cores:
             yield f"the hypervisor gave {stolen:.1f} of its {cores} cores to other machines"
-        yield from self._starved(task)
+        if not self._is_idle(task):
+            yield from self._starved(task)
         yield from self._held_gpus(task)
+
+    def _is_idle(self, task: str) -> bool:
+        wanted = _wanted(self.grown[task])
+        return wanted is not None and wanted < _IDLE
 
     def _slow_clock(self, task: str) -> Iterator[str]:
         own, theirs = self._clocks[task], self._all_clocks.median_of_others(task)
@@ -451,9 +460,14 @@ class _Compared:
 
 def _waiting_share(grown: Mapping[str, float]) -> float | None:
     """Return how much of its runnable time a rank has waited for a core, or None if unknown."""
-    wanted = grown.get("cpu_s", 0.0) + grown.get("wait_s", 0.0)
-    known = {"cpu_s", "wait_s"} <= grown.keys() and wanted > 0
-    return grown["wait_s"] / wanted if known else None
+    wanted = _wanted(grown)
+    return grown["wait_s"] / wanted if wanted else None
+
+
+def _wanted(grown: Mapping[str, float]) -> float | None:
+    """Return the cores that a rank used or waited for, or None if unknown."""
+    known = {"cpu_s", "wait_s"} <= grown.keys()
+    return grown["cpu_s"] + grown["wait_s"] if known else None
 
 
 def _values(readings: Readings, name: str) -> list[float]:

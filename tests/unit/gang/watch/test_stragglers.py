@@ -225,6 +225,13 @@ def test_what_holds_back_all_alike_is_no_evidence_against_one() -> None:
     assert Run().go(60, facts=facts, times=False) == []
 
 
+@pytest.mark.parametrize("idle", [{"cpu_s": 0.0, "wait_s": 0.001}, {"cpu_s": 0.02, "mhz": 800}])
+def test_an_idle_rank_is_not_slowed_down(idle: dict[str, Any]) -> None:
+    """An idle core has a low clock, and a thread that hardly runs may wait as long as it runs."""
+    facts = {"worker-0": {"mhz": 3000}, "worker-1": {"mhz": 3000, **idle}}
+    assert Run(2).go(60, facts=facts, times=False) == []
+
+
 def test_ranks_of_one_machine_are_no_foreign_processes() -> None:
     own = {"cpu_s": 0.9, "wait_s": 0.02, "busy_s": 2.0, "machine": "one"}
     facts = {"worker-0": own, "worker-1": {**own, "wait_s": 0.9}}
