@@ -21,6 +21,8 @@ EVENTS_FILE = "events.jsonl"
 #: The file that the process that watches a job has locked.
 LOCK_FILE = ".followed"
 LOAD_DIR = "load"
+#: Has the lock of the script's packages.
+PACKAGES_DIR = "packages"
 #: The file with the overview of all hosts, in the dashboard's folder.
 OVERVIEW_FILE = "overview.json"
 

@@ -6,7 +6,7 @@ another rank counts, because scripts may exchange data in their own ways. So doe
 the rank's own port. A rank that opens its port may exchange data rarely, so it is observed for
 longer, unless its framework keeps the connections: JAX and PyTorch do, and TensorFlow once it is
 loaded. With these, a rank whose steps are unknown is alone if it opened its port and ended without
-any connection.
+any connection. If its steps are known and its port was never open, one observation is enough.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from . import frameworks, ports, processes, sockets
 #: between two of them; and the share of the time since the first one that passes before the next,
 #: because an observation takes some milliseconds, and a machine may have many ranks.
 LOOKS, EVERY, LATER_EVERY, _SHARE = 4, 0.5, 5.0, 1 / 4
+#: Seconds before the next observation while names are resolved.
+_RESOLVING = 0.1
 #: Observations before a rank without known steps is judged.
 _LOOKS_WITHOUT_STEPS = 20
 #: Seconds of steps before a rank is judged that has opened its port but needs no lasting contact.
@@ -113,6 +115,7 @@ class Contacts:
             self._asked = True
             threading.Thread(target=self._resolve, daemon=True).start()
         if self._addresses is None:
+            self._due = now + _RESOLVING
             return
         if makes_steps:
             self._looks += 1
@@ -185,10 +188,16 @@ class Contacts:
                 return True
         return False
 
-    def is_without_any(self) -> bool:
-        """Return whether a rank that needs a contact, but makes no known steps, never had one."""
+    def ended_without_any(self) -> bool:
+        """Return whether a rank that has ended needed a contact, but never had one.
+
+        It may have ended before ``seconds_alone`` was certain.
+        """
         looked = self._looks_without_steps >= _LOOKS_WITHOUT_STEPS
-        return looked and self._needs_contact and self._listened and not self.has_contact
+        joined_none = self._looks > 0 and not self._listened
+        opened_only = looked and self._listened
+        needed = self._needs_contact and not self.has_contact
+        return needed and (joined_none or opened_only)
 
     def seconds_alone(self, now: float) -> float:
         """Return for how long a rank has made steps without a contact; 0 if that is uncertain."""

@@ -7,7 +7,7 @@ import re
 from collections import deque
 from typing import Any, Deque, Dict, Iterable, Optional, Tuple
 
-from . import log_shapes
+from . import log_shapes, progress_records
 from .progress_records import Progress
 
 _TRAINING = "training"
@@ -34,23 +34,23 @@ class Pace:
         self.step: Optional[int] = None  # step of the last record
         self._epoch: Any = None
         self._since = 0.0
-        self._record: Progress = {}
+        self._record: Progress = {}  # the last one, with the fields of earlier ones
         self._most = 0
         self._seen_at = 0.0  # time of the last record
         self._usual: Dict[str, Deque[float]] = {}
 
     def feed(self, records: Iterable[Progress], now: float) -> None:
         """Add progress records that were read at ``now``, in seconds of a monotonic clock."""
-        for record in records:
+        for added in records:
             self._seen_at = now
+            record = progress_records.with_earlier(added, self._record)
             step = record.get("step")
             if step is not None and step != self.step:
                 epoch = record.get("epoch")
                 if self.step is not None:
                     self._note(step - self.step, epoch != self._epoch, now - self._since)
                 self.step, self._epoch, self._since = step, epoch, now
-            if self.step is not None:
-                self._record = record
+            self._record = record
 
     def _note(self, steps: int, new_epoch: bool, gap: float) -> None:
         kind = self._phase()

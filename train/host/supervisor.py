@@ -572,7 +572,7 @@ class Supervisor:
         self.state["exit_code"] = returncode
         self.state["step"] = self._pace.step
         seconds = self._contacts.seconds_alone(time.monotonic())
-        self.state["alone"] = seconds > 0 or self._contacts.is_without_any()
+        self.state["alone"] = seconds > 0 or self._contacts.ended_without_any()
         self.state["ended_at"] = round(time.time(), 3)
         self._leases.release()
         self._save()

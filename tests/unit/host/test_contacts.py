@@ -98,7 +98,13 @@ def test_a_rank_of_tensorflow_without_known_steps(
         monkeypatch.setattr(contacts, "_has_tensorflow", lambda pids, has=has_tensorflow: has)
         made = contacts.Contacts(own, gang)
         assert looked(made, {os.getpid()}, seconds, makes_steps=False) == 0
-        assert made.is_without_any() is expected
+        assert made.ended_without_any() is expected
+    # A rank that ended soon after its first steps, and never opened its port, was alone.
+    for has_tensorflow, own, expected in ((True, 1, True), (True, port, False), (False, 1, False)):
+        monkeypatch.setattr(contacts, "_has_tensorflow", lambda pids, has=has_tensorflow: has)
+        made = contacts.Contacts(own, gang)
+        assert looked(made, {os.getpid()}, seconds=0.5) == 0
+        assert made.ended_without_any() is expected
     # Steps that begin late count from their beginning.
     made = contacts.Contacts(port, gang)
     looked(made, {os.getpid()}, 80, makes_steps=False)
@@ -188,6 +194,7 @@ def test_the_interval_grows_with_the_time_since_the_first_observation() -> None:
             if made.due(now, makes_steps=True):
                 times.append(now)
                 made.look((), set, now, makes_steps=True)
+                processes.wait_until(lambda: made._addresses is not None, 5.0)
             now += 0.5
     pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
     assert pauses == sorted(pauses)

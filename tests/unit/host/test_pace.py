@@ -41,6 +41,22 @@ def test_a_phase_has_no_limit_before_it_has_been_seen_twice() -> None:
     assert "the limit is 60 s" in watched.overdue(now + 61)
 
 
+def test_a_missing_field_has_its_earlier_value() -> None:
+    """A script may write the number of steps, or a phase, only once."""
+    watched = pace.Pace(factor=2, least=1)
+    watched.feed([{"phase": "training", "steps": 40, "epochs": 2}], 0.0)
+    for step in range(1, 41):
+        watched.feed([{"step": step, "epoch": 1 + step // 21}], float(step))
+    assert watched.finished_for(100.0) == 60.0
+    assert watched.overdue(100.0) == ""
+    watched = pace.Pace(factor=2, least=1)
+    watched.feed([record(step) for step in range(1, 10)], 9.0)
+    watched.feed([{"phase": "evaluating"}, {"loss": 1.0}], 10.0)
+    assert watched.overdue(1000.0) == ""
+    watched.feed([{"phase": "training", "step": 10}], 20.0)
+    assert watched.overdue(1000.0)
+
+
 def of_epoch(epoch: int, batch: int, epochs: int = 5) -> Any:
     """Return the console's record of an epoch of 100 batches."""
     done = 100 * (epoch - 1) + batch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
+import io
 import json
 import os
 import sys
@@ -150,7 +151,8 @@ def staged_files(folder: Path, extra: Sequence[str]) -> Iterator[tuple[Path, str
 
     Files and folders are left out if their names or paths match a pattern in ``extra``,
     ``.trainignore`` or IGNORED. In ``.trainignore``, the last matching pattern counts, and one that
-    begins with ``!`` keeps files.
+    begins with ``!`` keeps files. Links are followed, except those to a folder that contains them.
+    Raise UserError if a link leads to a home directory or /tmp.
     """
     ignore = folder / IGNORE_FILE
     lines = ignore.read_text(encoding="utf-8").splitlines() if ignore.is_file() else []
@@ -167,11 +169,23 @@ def staged_files(folder: Path, extra: Sequence[str]) -> Iterator[tuple[Path, str
         last = next((line for line in reversed(listed) if matches(line.removeprefix("!"))), "!")
         return last.startswith("!")
 
-    for parent, names, files in os.walk(folder):
-        names[:] = sorted(name for name in names if is_kept(Path(parent, name)))
-        for path in (Path(parent, name) for name in sorted(files)):
-            if is_kept(path) and path.is_file():
-                yield path, path.relative_to(folder).as_posix()
+    def found_in(parent: Path, above: frozenset[Path]) -> Iterator[Path]:
+        target = parent.resolve()
+        if target in above:  # a link to a folder that contains it
+            return
+        if parent.is_symlink() and _is_common(target):
+            raise UserError(
+                f"{parent} is a link to {target}, which cannot be copied as a whole: replace the "
+                f"link, or list it in {ignore}"
+            )
+        kept = sorted(path for path in parent.iterdir() if is_kept(path))
+        yield from (path for path in kept if path.is_file())
+        for path in kept:
+            if path.is_dir():
+                yield from found_in(path, above | {target})
+
+    for path in found_in(folder, frozenset()):
+        yield path, path.relative_to(folder).as_posix()
 
 
 def code_files(
@@ -220,14 +234,22 @@ def code_files(
 
 
 def pack(code: Sequence[tuple[Path, str]], archive: Path) -> str:
-    """Write the archive that every rank unpacks. Return the SHA-256 of its names and contents."""
+    """Write the archive that every rank unpacks. Return the SHA-256 of its names and contents.
+
+    A file that changes in the meantime, such as a log, is in the archive and in the hash with the
+    same content.
+    """
     digest = hashlib.sha256()
     # The default format has two more headers for each file, with the fractions of its times.
     plain = tarfile.GNU_FORMAT
     with tarfile.open(archive, "w:gz", compresslevel=1, format=plain, dereference=True) as tar:
         for path, name in code:
-            tar.add(path, f"{rank_files.CODE_DIR}/{name}", recursive=False)
-            digest.update(f"{rank_files.CODE_DIR}/{name}".encode() + b"\0" + path.read_bytes())
+            with path.open("rb") as file:
+                member = tar.gettarinfo(arcname=f"{rank_files.CODE_DIR}/{name}", fileobj=file)
+                content = file.read()
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+            digest.update(member.name.encode("utf-8", "surrogateescape") + b"\0" + content)
     return digest.hexdigest()
 
 

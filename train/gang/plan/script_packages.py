@@ -11,7 +11,7 @@ from typing import cast
 from train.gang import REPOSITORY, connections, reports, run_folders, suggestions
 from train.gang.connections import Args
 from train.gang.errors import UserError
-from train.gang.job_records import Packages
+from train.gang.job_records import PACKAGES_DIR, Packages
 from train.gang.login_failures import names_of
 from train.gang.packages import locks, requested
 from train.gang.packages.locks import Lock
@@ -199,7 +199,7 @@ def _warning(modules: list[str], names: tuple[str, ...], asked: Requested | None
 
 def keep(packages: Packages, run_dir: Path) -> None:
     """Copy a job's lock into its folder, without the wheels."""
-    folder = run_dir / "packages"
+    folder = run_dir / PACKAGES_DIR
     folder.mkdir()
     lock = Lock(Path(packages["lock"]))
     for path in (lock.pylock, lock.requirements):

@@ -9,7 +9,7 @@ import contextlib
 import shutil
 from pathlib import Path
 
-from train.gang.job_records import EVENTS_FILE, LOAD_DIR, MANIFEST_FILE, RESULT_FILE
+from train.gang.job_records import EVENTS_FILE, LOAD_DIR, MANIFEST_FILE, PACKAGES_DIR, RESULT_FILE
 from train.host import rank_files
 
 #: Files that each attempt rewrites. EVENTS_FILE is not one of them, because it covers all attempts.
@@ -56,5 +56,6 @@ def forget(run_dir: Path) -> None:
     """Remove the files of a job that never started, so that its id can be used again."""
     for name in (MANIFEST_FILE, rank_files.ARCHIVE_FILE, EVENTS_FILE):
         (run_dir / name).unlink(missing_ok=True)
+    shutil.rmtree(run_dir / PACKAGES_DIR, ignore_errors=True)
     with contextlib.suppress(OSError):  # not empty
         run_dir.rmdir()

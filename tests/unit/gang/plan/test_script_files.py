@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -48,6 +49,43 @@ def test_the_last_matching_line_of_an_ignore_file_counts(tmp_path: Path) -> None
     write(tmp_path / ".trainignore", "!data/b.csv\ndata/*\n")
     names = [name for _, name in script_files.staged_files(tmp_path, [])]
     assert names == [".trainignore", "left.bin", "main.py"]
+
+
+def test_links_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, other = tmp_path / "project", tmp_path / "other"
+    write(other / "library/part.py", "part")
+    write(folder / "main.py")
+    (folder / "library").symlink_to(other / "library")
+    (folder / "library/again").symlink_to(folder)
+    (folder / "library/self").symlink_to(".")
+    (folder / "lost").symlink_to("nowhere")
+    code = script_files.code_files(folder)
+    assert [name for _, name in code] == ["main.py", "library/part.py"]
+    monkeypatch.setenv("HOME", str(other))
+    (folder / "home").symlink_to(other)
+    with pytest.raises(UserError, match=rf"{folder}/home is a link to {other}, .*\.trainignore"):
+        script_files.code_files(folder)
+    write(folder / ".trainignore", "home/\n")
+    assert len(script_files.code_files(folder)) == 3
+
+
+def test_the_hash_is_that_of_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log in the folder may grow during the packing, and a name may be in Latin-1."""
+    log = write(tmp_path / "project/train.log", "1\n")
+    write(Path(os.fsdecode(bytes(log.parent) + b"/caf\xe9.txt")), "menu")
+    archive = tmp_path / "code.tar.gz"
+
+    def grow(*given: Any) -> None:
+        add(*given)
+        with log.open("a") as file:
+            file.write("1\n")
+
+    add = tarfile.TarFile.addfile
+    monkeypatch.setattr(tarfile.TarFile, "addfile", grow)
+    for _ in range(3):
+        found = script_files.pack(script_files.code_files(log.parent), archive)
+        script_files.check_archive(archive, found)
+    assert log.read_text() == "1\n" * 7
 
 
 def test_the_projects_own_program_finds_its_modules_on_a_host(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,10 @@ def files_of(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): path.read_text() for path in paths}
 
 
+def remove(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
     folder = tmp_path / "runs/night"
@@ -30,6 +35,15 @@ def run_dir(tmp_path: Path) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     return folder
+
+
+def test_a_job_that_never_started_leaves_its_id_free(run_dir: Path) -> None:
+    for name in ("logs", "progress", "result.json"):  # nothing of it ran
+        remove(run_dir / name)
+    (run_dir / "packages").mkdir()
+    (run_dir / "packages/pylock.toml").write_text("")
+    withdrawal.withdraw(run_dir, 1)
+    assert not run_dir.exists()
 
 
 def test_the_plan_of_a_later_attempt_is_undone(run_dir: Path) -> None:
