@@ -335,7 +335,7 @@ used = fields(
                 usage.Held,
                 user=text(100),
                 state=one_of(leases.STARTED, leases.TAKEN, leases.QUEUED),
-                resources=items(text(200), MAX_GPUS),
+                resources=items(text(200), leases.MOST_RESOURCES),
             )
         ),
     }

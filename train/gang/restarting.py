@@ -123,7 +123,7 @@ def await_restart(play: connections.Play, args: Args) -> Returned:
     without = {}
     if is_retry:
         without = dict(before.get("without") or {})
-        pause = min(_LONGEST_PAUSE_S, _POLL_S * 2 ** (refusals - 1))
+        pause = causes.doubled(_POLL_S, refusals - 1, _LONGEST_PAUSE_S)
     else:
         cause = ended.get("cause") if ended is not None else None
         grows, preempted = cause == cause_names.GROWN, cause == end_causes.PREEMPTED

@@ -43,6 +43,8 @@ LOCK_LIMIT_S = 2.0
 
 #: Maximum number of files to read of each other user; a rank has at most three.
 MOST_OF_A_USER = 1000
+#: Maximum number of resources of a rank: its port and its GPUs.
+MOST_RESOURCES = 128
 
 _POLL_S = 0.25
 #: Seconds between two checks of a process that holds a lock that its file still exists.
@@ -317,6 +319,7 @@ def _fields(text: bytes) -> Optional[Entry]:
         and _TASK.fullmatch(fields["task"])
         and _NET.fullmatch(fields["net"])
         and all(_RESOURCE.fullmatch(name) for name in fields["resources"])
+        and len(fields["resources"]) <= (0 if fields["state"] == STOPPED else MOST_RESOURCES)
     )
     return fields if sound else None
 

@@ -11,6 +11,7 @@ import shutil
 import socket
 import tarfile
 import time
+import zlib
 from typing import Any, Dict, List, Mapping, Set, Tuple
 
 from . import json_files, leases, outputs, processes, rank_files, ranks, records
@@ -243,7 +244,7 @@ def take_leases(folder: str, spec: records.RankSpec, manifest: Mapping[str, Any]
 def fill(params: Params, shared: Shared, job_dir: str, spec: records.RankSpec) -> records.RankInfo:
     """Fill the rank's folder and return the record of the rank.
 
-    If the disk causes an error in the first attempt, the folder is removed.
+    If the disk or the archive causes an error in the first attempt, the folder is removed.
     """
     rank_dir = os.path.join(job_dir, spec["task"])
     spec["results_dir"] = os.path.join(job_dir, spec["results_dir"])
@@ -273,11 +274,12 @@ def fill(params: Params, shared: Shared, job_dir: str, spec: records.RankSpec) -
         tf_config = json.loads(params["tf_config"])
         json_files.write_json(os.path.join(rank_dir, rank_files.TF_CONFIG_FILE), tf_config)
         json_files.write_json(os.path.join(rank_dir, rank_files.RANK_FILE), spec, mode=0o600)
-    except OSError as error:
+    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
         if not again:
             shutil.rmtree(rank_dir + UNPACKED, ignore_errors=True)
             shutil.rmtree(rank_dir, ignore_errors=True)
-        raise CallError("cannot write to %s: %s" % (rank_dir, error)) from None
+        what = "write to" if isinstance(error, OSError) else "unpack the code in"
+        raise CallError("cannot %s %s: %s" % (what, rank_dir, error)) from None
     return ranks.identify(rank_dir, spec)
 
 

@@ -406,14 +406,14 @@ UNSOUND: list[bytes] = [
     json.dumps(sound(job="j" * 20_000)).encode(),
 ]
 FIELDS: dict[str, list[Any]] = {
-    "state": ["for ever", []],
+    "state": ["for ever", [], "stopped"],  # a note of a stop has no resources
     "created_at": [None, float("nan"), 10**400],
     "since": [float("inf"), -1e30],
     "job": ["x\x1b]0;owned\x07", "../../x"],
     "task": ["worker-0\n", 3],
     "attempt": [float("inf"), "first"],
     "net": ["net:[x]"],
-    "resources": [None, "port/12345", ["port/12345", 3], ["port/12345", "gpu/../x"]],
+    "resources": [None, "port/12345", ["port/12345", 3], ["port/12345", "gpu/../x"], ["port/1"] * 200],
 }
 for name, values in FIELDS.items():
     UNSOUND += [json.dumps(sound(**{name: value})).encode() for value in values]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import os
 import re
@@ -221,6 +222,25 @@ def test_ranks_of_a_call_have_links_to_one_launcher(
     shared.unpack_launcher(str(third))
     assert all((third / name).read_bytes() == (first / name).read_bytes() for name in files)
     assert not any((third / name).samefile(first / name) for name in files)
+
+
+def test_a_broken_archive_leaves_no_folder(tmp_path: Path) -> None:
+    spec: Any = {"task": "worker-0", "attempt": 1, "results_dir": "worker-0", "checkpoint_dir": "c"}
+    params: Any = {"force": False, "tf_config": "{}"}
+    for archive in (b"no archive", tar_of(b"1" * 100_000)[:100]):
+        shared = shared_of(content=base64.b64encode(archive).decode())
+        with pytest.raises(CallError, match=f"cannot unpack the code in {tmp_path}/worker-0: "):
+            staging.fill(params, shared, str(tmp_path), dict(spec))
+        assert not any(path.name.startswith("worker-0") for path in tmp_path.iterdir())
+
+
+def tar_of(content: bytes) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        member = tarfile.TarInfo("code/data")
+        member.size = len(content)
+        tar.addfile(member, io.BytesIO(content))
+    return packed.getvalue()
 
 
 def test_each_job_folder_of_a_call_is_described_once(tmp_path: Path) -> None:

@@ -289,6 +289,11 @@ def _answered(rank: RankResult) -> bool:
     return phase in records.FINAL_PHASES and (phase != records.FAILED or bool(rank.get("cause")))
 
 
+def doubled(seconds: float, times: int, most: float) -> float:
+    """Return a pause that was doubled after each of some attempts, at most ``most`` seconds."""
+    return min(most, seconds * 2.0 ** min(times, 32))  # more would exceed a float
+
+
 def why_not_again(failure: Failure, before: Failure | None, restarts: int, most: int) -> str:
     """Return the reason why a job is not restarted after ``failure``; empty if it is restarted.
 
@@ -317,7 +322,7 @@ def next_attempt(result: ResultRecord, run_dir: Path) -> ResultRecord:
         left, delay = max(0, most - made), 0.0
         # A host whose notices are wrong must not keep the gang from training at this speed.
         if in_a_row := _notices_in_a_row(manifest):
-            delay = min(_LONGEST_DELAY, float(policy["restart_delay"]) * 2 ** (in_a_row - 1))
+            delay = doubled(float(policy["restart_delay"]), in_a_row - 1, _LONGEST_DELAY)
         return {
             "restart": True,
             "restart_reason": "",
@@ -326,7 +331,7 @@ def next_attempt(result: ResultRecord, run_dir: Path) -> ResultRecord:
         }
     why_not = why_not_again(failure_of(result), failure_of(before) if before else None, made, most)
     restart = not why_not
-    delay = min(_LONGEST_DELAY, float(policy["restart_delay"]) * 2**made)
+    delay = doubled(float(policy["restart_delay"]), made, _LONGEST_DELAY)
     return {
         "restart": restart,
         "restart_reason": why_not if most else "",

@@ -230,8 +230,7 @@ class Verdict:
         if view.target.start_error and not self._is_cut:
             view.error = f"could not be started: {view.target.start_error}"
         elif view.last_update_at and now - self._began > limits.start_timeout:
-            limit = f"{limits.start_timeout:g} s (train_job_start_timeout)"
-            view.error = f"did not start within {limit}"
+            view.error = f"did not start within {limits.start_timeout:g} s"
         else:
             return None
         return PeerFinding(task, cause_names.NOT_STARTED, view.error)

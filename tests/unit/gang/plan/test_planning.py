@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from train.gang.errors import UserError
 from train.gang.plan import planning, script_files
 
 NAMES = ("node-0", "node-1")
+ROLES = ("AUTHOR", "COMMITTER")  # of a commit
 ENVIRONMENT = {
     "root": "/opt/tf",
     "framework": "jax",
@@ -106,6 +109,23 @@ def test_check_mode_writes_nothing(plans: Plans) -> None:
     assert checked["changed"] is False
     assert checked["tf_config"]["node-1"]["task"] == {"type": "worker", "index": 1}
     assert not plans.runs_dir.exists()
+
+
+def test_changes_outside_of_the_scripts_folder_do_not_count(plans: Plans) -> None:
+    def git(*words: str) -> None:
+        who = {f"GIT_{role}_{what}": "a@b" for role in ROLES for what in ("NAME", "EMAIL")}
+        command = ["git", "-C", str(plans.folder), *words]
+        subprocess.run(command, check=True, capture_output=True, env={**os.environ, **who})
+
+    git("init")
+    git("add", "project")
+    git("commit", "-m", "first")
+    (plans.folder / "notes.txt").write_text("not committed")
+    plans.plan()
+    assert plans.manifest()["git"]["clean"] is True
+    plans.script.write_text("import tensorflow  # changed\n")
+    plans.plan(job="day")
+    assert json.loads((plans.runs_dir / "day/manifest.json").read_text())["git"]["clean"] is False
 
 
 def test_an_id_that_a_job_has_is_refused(plans: Plans) -> None:
