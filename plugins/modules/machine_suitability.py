@@ -40,7 +40,7 @@ author: The maintainers
 EXAMPLES = r"""
 - name: Decide whether a framework can be installed on machines
   tensorflow_ansible.cluster.machine_suitability:
-    members: '{{ setup_members }}'
+    members: '{{ train_job_machines }}'
     run_tags: '{{ ansible_run_tags }}'
     skip_tags: '{{ ansible_skip_tags }}'
     registered: suitability

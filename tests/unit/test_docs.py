@@ -153,6 +153,23 @@ def test_every_entry_point_of_the_role_train_job_is_described() -> None:
     assert set(specs_of(role)) <= set(rows)
 
 
+def tasks_of(role: Path, name: str) -> str:
+    """Return a task file of a role, with the files that it always imports or includes."""
+    text = (role / f"tasks/{name}.yml").read_text()
+    found = re.findall(r"(?:include|import)_tasks: (?:\"{{ role_path }}/tasks/)?(\w+)\.yml", text)
+    return "\n".join([text, *(tasks_of(role, other) for other in found)])
+
+
+@pytest.mark.parametrize(
+    "entry", sorted(set(specs_of(REPOSITORY / "roles/train_job")) - {"main", "fault"})
+)
+def test_an_entry_point_lists_the_variables_of_its_tasks(entry: str) -> None:
+    role = REPOSITORY / "roles/train_job"
+    read = set(re.findall(r"(?<![\w.])train_job_\w+", tasks_of(role, entry)))
+    listed = set(specs_of(role)[entry].get("options", {}))
+    assert read - listed == set()
+
+
 def test_the_defaults_of_the_most_used_variables() -> None:
     defaults = {name: value for role in ROLES for name, value in defaults_of(role).items()}
     rows = dict(re.findall(r"^\| `(\w+)` \| (.+?) \| ", doc("hosts").read_text(), re.MULTILINE))

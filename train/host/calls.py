@@ -229,7 +229,7 @@ CALLS = {
     "lease": "leases.answer",
     "measure_links": "links.measure",
     "rank_fault": "faults.inject_fault",
-    "rank_fetch": "staging.pack",
+    "rank_fetch": "packing.pack",
     "rank_stages": "staging.stage_all",
     "rank_states": "calls.states",
     "rank_stops": "calls.stop_all",

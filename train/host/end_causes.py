@@ -21,4 +21,4 @@ SUPERVISOR = "supervisor"  # its supervisor was killed
 INTERNAL = "internal"  # its supervisor failed
 REBOOT = "reboot"  # its host was restarted
 UNSTARTABLE = "unstartable"  # the interpreter could not be run
-BUSY = "fenced"  # another job holds its port or GPU
+BUSY = "fenced"  # another job holds its port or GPU; the word of stored results

@@ -157,7 +157,7 @@ class Writer:
         self, folder: Path, kept: int, identity: dict[str, Any], run: Run, names: dict[str, str]
     ) -> None:
         self._folder, self._kept, self._run = folder, kept, run
-        stored = {"job": run.job, "anew_at": run.fresh_start_at}
+        stored = {"job": run.job, "anew_at": run.fresh_start_at}  # the names in existing files
         self._about = {"identity": identity, **stored, "names": names}
         self._replaced = False
         self._aside: Path | None = None

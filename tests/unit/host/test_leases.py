@@ -413,7 +413,13 @@ FIELDS: dict[str, list[Any]] = {
     "task": ["worker-0\n", 3],
     "attempt": [float("inf"), "first"],
     "net": ["net:[x]"],
-    "resources": [None, "port/12345", ["port/12345", 3], ["port/12345", "gpu/../x"], ["port/1"] * 200],
+    "resources": [
+        None,
+        "port/12345",
+        ["port/12345", 3],
+        ["port/12345", "gpu/../x"],
+        ["port/1"] * 200,
+    ],
 }
 for name, values in FIELDS.items():
     UNSOUND += [json.dumps(sound(**{name: value})).encode() for value in values]

@@ -98,22 +98,6 @@ def test_a_script_is_not_started_without_the_environment_that_it_was_started_wit
         staging.check_environment({"DATA": "/data"}, manifest)
 
 
-def write(folder: Path, *names: str) -> None:
-    for name in names:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text("12345")
-
-
-def test_what_matches_is_packed_for_its_rank(tmp_path: Path) -> None:
-    write(tmp_path / "code", "model.h5", "outputs/a/x.txt", "main.py")
-    params = {"rank_dir": str(tmp_path), "task": "worker-1", "globs": ["*.h5", "outputs"]}
-    packed = staging.collect_files(params)
-    with tarfile.open(packed["archive"]) as tar:
-        names = [member.name for member in tar if member.isfile()]
-    assert sorted(names) == ["worker-1/model.h5", "worker-1/outputs/a/x.txt"]
-    assert staging.collect_files({**params, "globs": ["*.txt"]}) == {"archive": None}
-
-
 def staged_again(root: Path, task: str, claim: str) -> Path:
     """Stage the second attempt of a rank like ``stage``, and return its folder."""
     rank_dir = root / "jobs/night" / task
@@ -230,7 +214,7 @@ def test_a_broken_archive_leaves_no_folder(tmp_path: Path) -> None:
     for archive in (b"no archive", tar_of(b"1" * 100_000)[:100]):
         shared = shared_of(content=base64.b64encode(archive).decode())
         with pytest.raises(CallError, match=f"cannot unpack the code in {tmp_path}/worker-0: "):
-            staging.fill(params, shared, str(tmp_path), dict(spec))
+            staging.fill(params, shared, str(tmp_path), spec.copy())
         assert not any(path.name.startswith("worker-0") for path in tmp_path.iterdir())
 
 

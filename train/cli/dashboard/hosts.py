@@ -14,7 +14,7 @@ from train.host import json_files
 
 #: Seconds after the last page was closed in which the playbook still runs.
 LINGER_S = 20.0
-#: Seconds between two questions to a host, and seconds without an answer until it counts as lost.
+#: Seconds between two polls of a host, and seconds without an answer until it counts as lost.
 INTERVAL_S, LOST_S = 4.0, 11.0
 #: Seconds before a playbook that has ended is started again.
 _PAUSES = (2.0, 5.0, 15.0, 60.0)

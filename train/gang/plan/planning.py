@@ -221,7 +221,10 @@ def _git_state(folder: Path) -> dict[str, str | bool] | None:
         return output.strip()
 
     try:
-        return {"commit": git("rev-parse", "HEAD"), "clean": not git("status", "--porcelain", "--", ".")}
+        return {
+            "commit": git("rev-parse", "HEAD"),
+            "clean": not git("status", "--porcelain", "--", "."),
+        }
     except (OSError, subprocess.CalledProcessError):
         return None
 

@@ -35,8 +35,8 @@ LEAST_LOSS = 0.1
 #: An exchange is slow if it takes this many times its best time, and longer than its best time by
 #: this fraction of a step.
 EXCHANGE_FACTOR, EXCHANGE_LOSS = 2.0, 0.25
-#: A rank whose threads want less of a core than this fraction is idle: its core may have slowed down
-#: because of that, and its waits for a core are too short to matter.
+#: A rank whose threads want less than this fraction of a core is idle: its core may have slowed
+#: down because of that, and its waits for a core are too short to matter.
 _IDLE = 0.1
 #: A reported problem persists until a value is below this fraction of its limit, to avoid repeated
 #: reports.
