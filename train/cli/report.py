@@ -389,6 +389,14 @@ def _began(attempts: Sequence[AttemptFiles]) -> float:
     return min([*progress, *load], default=0.0)
 
 
+def _phases(records_with_time: Sequence[Progress]) -> Iterator[tuple[str, float]]:
+    """Yield the phase and the time of each record. A record without a phase has the last one."""
+    phase = "training"
+    for record in records_with_time:
+        phase = record.get("phase", phase)
+        yield phase, record["t"]
+
+
 def _timeline(attempts: Sequence[AttemptFiles]) -> Iterator[Chart]:
     """Yield a timeline of the ranks: one bar for each of their phases."""
     # Row, start and length of each bar, by phase.
@@ -397,8 +405,8 @@ def _timeline(attempts: Sequence[AttemptFiles]) -> Iterator[Chart]:
     for attempt in attempts:
         for task, seen in attempt["progress"].items():
             timed = [record for record in seen if "t" in record]
-            phases = groupby(timed[:-1], lambda record: record.get("phase", "training"))
-            begun = [(phase, next(group)["t"]) for phase, group in phases]
+            phases = groupby(_phases(timed[:-1]), lambda seen: seen[0])
+            begun = [next(group) for _, group in phases]
             begun += [("", record["t"]) for record in timed[-1:]]
             for (phase, at), (_, until) in pairwise(begun):
                 spans[phase].append((task, at - began, until - at))

@@ -57,6 +57,20 @@ def test_a_failed_job_is_shown_with_its_root_cause_and_log(folder: Path) -> None
     assert (compute["name"], compute["x"]) == ("compute", [4.0, 4.0])
 
 
+def test_a_phase_lasts_until_the_next_one(folder: Path) -> None:
+    write_manifest(folder, ["worker-0"])
+    write_attempt(folder, ["worker-0"], range(3), None)
+    written = [
+        *({"t": 1.0, "phase": "loading"}, {"t": 2.0}, {"t": 3.0, "phase": "training", "step": 1}),
+        *({"t": 4.0, "step": 2}, {"t": 5.0, "phase": "evaluating"}, {"t": 6.0}, {"t": 7.0}),
+    ]
+    records = "".join(f"{json.dumps(record)}\n" for record in written)
+    (folder / "progress/worker-0.jsonl").write_text(records)
+    chart = charts_of(report.write_report(folder).read_text())["Activity of each rank"]
+    lengths = {trace["name"]: trace["x"] for trace in chart["traces"]}
+    assert lengths == {"loading": [2.0], "training": [2.0], "evaluating": [2.0]}
+
+
 def test_a_restarted_job_with_fewer_workers_shows_each_attempt(folder: Path) -> None:
     write_manifest(folder, ["worker-0"], attempt=2)
     lost = {"state": "failed", "message": "worker-1 on node-2 was unreachable for 60 s"}

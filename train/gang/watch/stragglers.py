@@ -101,6 +101,7 @@ class Stragglers:
         self._hosts = hosts
         self._samples: dict[str, deque[_Sample]] = {task: deque() for task in hosts}
         self._last: dict[str, tuple[float, int]] = {}  # time and step of the newest record
+        self._phases: dict[str, str | None] = {}  # of the newest record that has one
         self._readings: dict[str, deque[Reading]] = {task: deque() for task in hosts}
         self._limit, self._window = limit, window
         self._reported: PaceFinding | None = None
@@ -110,7 +111,8 @@ class Stragglers:
         """Add a rank's progress record. Records must be added once and in order."""
         samples, before = self._samples[task], self._last.get(task)
         ended, step = number(record.get("t")), record.get("step")
-        if record.get("phase") != "training" or ended is None or step is None:
+        self._phases[task] = phase = record.get("phase", self._phases.get(task))
+        if phase != "training" or ended is None or step is None:
             return
         self._last[task] = (ended, step)
         if before is None:

@@ -50,7 +50,9 @@ class Run:
             longest = max(map(sum, own.values()))
             for number, task in enumerate(self.tasks):
                 at, parts = 1e9 + self.second + number * self.skew, own[task]
-                record: Any = {"t": at, "phase": "training", "step": 10 * self.second}
+                record: Any = {"t": at, "step": 10 * self.second}
+                if self.second == 1:  # it applies to all later records
+                    record["phase"] = "training"
                 if times and self.second > 1:
                     exchange = transfer + longest - sum(parts)
                     names = ("input_ms", "compute_ms", "exchange_ms")
