@@ -18,7 +18,7 @@ from tests.support.lab import free_port
 from train.cli.ansible_options import AnsibleOptions
 from train.cli.dashboard import serving
 from train.cli.dashboard.access import LOOPBACK, Access
-from train.cli.dashboard.acts import Acts
+from train.cli.dashboard.actions import Actions
 from train.cli.dashboard.hosts import NOTHING
 from train.gang.job_records import Listed
 
@@ -108,11 +108,11 @@ def dashboard(
     port, hosts = free_port(), NoHosts(listed)
     variables = {"train_job_runs_dir": str(runs_dir)}
     program = (sys.executable, "-c", PROGRAM)
-    acts = Acts(AnsibleOptions(("localhost,",)), variables, program)
+    actions = Actions(AnsibleOptions(("localhost,",)), variables, program)
     bind = "0.0.0.0" if password else LOOPBACK
     rules = Access(TOKEN, password, bind, read_only)
     listener = serving.listen(LOOPBACK, port)
-    server, routes = serving.server_of(rules, hosts, acts, variables, port)  # type: ignore[arg-type]
+    server, routes = serving.server_of(rules, hosts, actions, variables, port)  # type: ignore[arg-type]
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:

@@ -74,13 +74,13 @@ def training(event: dict[str, Any]) -> bool:
 def ssh_processes(testbed: Testbed) -> list[str]:
     """Return the processes of any job on the hosts."""
     # Include the scripts and their children, whatever their names.
-    look = (
+    search = (
         "pgrep -fa 'host[.]supervisor|host[.]updates|jobs/'; "
         "grep --files-with-matches --text TRAIN_RANK_DIR= /proc/[0-9]*/environ"
     )
     found = []
     for host in testbed.hosts:
-        lines = testbed.exec(host, "sh", "-c", look, check=False).stdout.splitlines()
+        lines = testbed.exec(host, "sh", "-c", search, check=False).stdout.splitlines()
         found += [line for line in lines if "pgrep" not in line]
     return found
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 ICMPV6, TCP, UDP, FRAGMENT, HOP_BY_HOP, ROUTING, OPTIONS = 58, 6, 17, 44, 0, 43, 60
 FIN, SYN, RST, PSH, ACK, URG, ECE, CWR = (1 << place for place in range(8))
 #: Answers of the target to the packet that opens a connection.
-OPEN, REFUSED, SILENT = "open", "refused", "silent"
+OPEN, REFUSED, UNANSWERED = "open", "refused", "unanswered"
 _IDENTIFICATION = int.from_bytes(os.urandom(2), "big")
 _SKIPPED_OPTION = 0x1E
 _PART = 1400  # bytes of a fragment: a multiple of eight
@@ -255,7 +255,7 @@ def connect(path: Path, delivery: str, flags: int, data: bytes) -> str:
             for acknowledged, _ in wire.answers(2):
                 if not acknowledged & (SYN | RST):
                     return OPEN
-    return SILENT
+    return UNANSWERED
 
 
 def main() -> None:

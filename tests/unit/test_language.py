@@ -1,4 +1,4 @@
-"""Phrases that are not plain English, in documentation, messages, docstrings and comments."""
+"""Phrases and names that are not plain English, in documentation, messages, comments and code."""
 
 from __future__ import annotations
 
@@ -22,6 +22,15 @@ INSTEAD = {
     r"\btakes? away\b": "removes",
     r"\btakes? part\b": "joins",
     r"\bin place of\b": "instead of",
+    r"\b(?:two|between) looks\b": "checks, observations",
+    r"\bsilent (?:hosts?|machines?|peers?|ranks?|servers?)\b": "unresponsive",
+    # Ansible's auto_silent and auto_legacy_silent are settings.
+    r"(?<!auto)(?<!legacy)_silent\b": "unanswered",
+}
+#: By the pattern of a name in Python code, the words to use instead.
+NAMES_INSTEAD = {
+    r"(?i)(?:^|_)looks?(?:_s)?$": "poll, checks, observe",
+    r"(?i)(?:^|_)silent(?:_|$)": "unresponsive, unanswered",
 }
 #: Files that quote other programs, are generated, or list these phrases.
 EXCLUDED = (
@@ -35,25 +44,30 @@ EXCLUDED = (
 KINDS = ("*.md", "*.py", "*.yml", "*.cfg", "*.toml", "*.j2", "*.in", "Makefile")
 
 
-def texts_of(name: str, source: str) -> list[tuple[int, str]]:
-    """Return the lines of a file with their numbers; of code, only its strings and comments."""
+def places_of(name: str, source: str) -> list[tuple[int, str, dict[str, str]]]:
+    """Return the lines of a file with their numbers and the patterns that they may not match.
+
+    Of code, these are the lines of its strings and comments, and its names.
+    """
     if not name.endswith(".py"):
-        return list(enumerate(source.splitlines(), 1))
+        return [(number, line, INSTEAD) for number, line in enumerate(source.splitlines(), 1)]
     kinds = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", None)}
-    return [
-        (token.start[0] + number, line)
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type in kinds
-        for number, line in enumerate(token.string.strip("#\"' ").splitlines())
-    ]
+    found = []
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.NAME:
+            found.append((token.start[0], token.string, NAMES_INSTEAD))
+        elif token.type in kinds:
+            lines = token.string.strip("#\"' ").splitlines()
+            found += [(token.start[0] + n, line, INSTEAD) for n, line in enumerate(lines)]
+    return found
 
 
 def phrases(name: str, source: str) -> list[str]:
-    """Return the places of a file with one of the phrases, and the words to use instead."""
+    """Return the places of a file with one of the phrases or names, and the words to use."""
     return [
         f"{name}:{number}: {found.group()!r}: {instead}"
-        for number, line in texts_of(name, source)
-        for pattern, instead in INSTEAD.items()
+        for number, line, patterns in places_of(name, source)
+        for pattern, instead in patterns.items()
         if (found := re.search(pattern, line.strip()))
     ]
 
@@ -84,6 +98,10 @@ def test_all_texts_are_in_plain_english() -> None:
         ("a.yml", "msg: the role brings tensorflow"),
         ("a.py", 'x = f"{name} is no job id"'),
         ("a.py", '"""Do it.\n\nWhoever calls this: somebody takes part.\n"""'),
+        ("a.py", "_LOOK_S = 0.5  # seconds"),
+        ("a.py", "#: Seconds between two looks at a file."),
+        ("a.py", "is_silent = True"),
+        ("a.yml", "__clock_silent: true"),
     ],
 )
 def test_a_phrase_is_found(name: str, source: str) -> None:
@@ -95,6 +113,8 @@ def test_a_phrase_is_found(name: str, source: str) -> None:
     [
         ("a.md", "There is no limit, and it is no longer than before."),
         ("a.py", "anew = brings.takes"),
+        ("a.py", "if _looks_like_result('auto_legacy_silent'): pass"),
+        ("a.yml", "interpreter_python: auto_silent"),
     ],
 )
 def test_other_words_are_not(name: str, source: str) -> None:

@@ -205,7 +205,7 @@ class PlaybookOutcome:
             if result.get("unreachable"):
                 self.unreachable[host] = login_failures.of_result(result)
 
-    def note_silent(self, results: Mapping[str, Any]) -> None:
+    def note_unanswered(self, results: Mapping[str, Any]) -> None:
         """Note the hosts that did not answer, from their results."""
         self.note_unreachable(results)
         for host, result in results.items():
@@ -333,7 +333,7 @@ class Playbook:
             if kind == "runner_on_unreachable":
                 self.outcome.unreachable[host] = login_failures.of_result(result)
             elif kind == "runner_on_failed" and module_of(data) == _ANSWERS and "hosts" in result:
-                self.outcome.note_silent(result["hosts"])
+                self.outcome.note_unanswered(result["hosts"])
             elif kind == "runner_on_failed":
                 self.outcome.left_running |= bool(result.get("left_running"))
                 self.outcome.stopped = str(result.get("stopped") or "") or self.outcome.stopped

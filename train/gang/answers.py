@@ -18,10 +18,10 @@ def failed(found: Results) -> dict[str, Mapping[str, Any]]:
 
 def reasons(found: Results) -> str:
     """Return a line about each reason why hosts did not answer, with the hosts' names."""
-    silent = failed(found)
-    lost = {h: login_failures.of_result(r) for h, r in silent.items() if r.get("unreachable")}
+    unanswered = failed(found)
+    lost = {h: login_failures.of_result(r) for h, r in unanswered.items() if r.get("unreachable")}
     others: dict[str, list[str]] = {}
-    for host, result in silent.items():
+    for host, result in unanswered.items():
         if host not in lost:
             others.setdefault(str(result.get("msg")), []).append(host)
     named = [f"{login_failures.names_of(hosts)}: {why}" for why, hosts in others.items()]

@@ -86,8 +86,8 @@ def stop(play: connections.Play, args: Args) -> Returned:
 def require_answers(play: connections.Play, args: Args) -> Returned:
     """Return a failed result if a host did not answer, with the results of such hosts."""
     found = play.of_gang(args["registered"]).get("hosts") or {}
-    silent = answers.failed(found)
-    return {"failed": True, "hosts": silent, "msg": answers.reasons(silent)} if silent else {}
+    failed = answers.failed(found)
+    return {"failed": True, "hosts": failed, "msg": answers.reasons(failed)} if failed else {}
 
 
 def _machines(
@@ -133,10 +133,10 @@ def _may_recover(result: Returned) -> bool:
 
 def _left(found: Mapping[str, Returned], job: str) -> list[str]:
     """Return a warning about hosts whose ranks were not stopped, if there are any."""
-    silent = answers.failed(found)
-    if not silent:
+    failed = answers.failed(found)
+    if not failed:
         return []
     remedy = f"`{suggestions.command('stop', job=job)}` stops them"
     return [
-        f"ranks on {names_of([*silent])} may still be running; {remedy}: {answers.reasons(silent)}"
+        f"ranks on {names_of([*failed])} may still be running; {remedy}: {answers.reasons(failed)}"
     ]

@@ -25,8 +25,8 @@ def _listed(play: connections.Play, args: Args) -> tuple[list[MergedJob], list[s
                 ]
             except reports.ReportError as error:
                 warnings.append(f"ignoring the malformed job list of {name}: {error}")
-    silent = [n for n in names if listings[n].get(listing.LISTED_BY, n) not in found]
-    return listing.merge(found), silent, warnings
+    unanswered = [n for n in names if listings[n].get(listing.LISTED_BY, n) not in found]
+    return listing.merge(found), unanswered, warnings
 
 
 def _names(args: Args) -> list[str]:
@@ -65,12 +65,12 @@ def ranks(play: connections.Play, args: Args) -> dict[str, object]:
     ``ranks`` is empty unless the attempt is later than ``after``. Raise UserError if no host has a
     rank of the job, NothingAnsweredError if no host can be reached.
     """
-    found, silent, warnings = _listed(play, args)
+    found, unanswered, warnings = _listed(play, args)
     if not found:
         failed = answers.failed(play.of_gang(args["registered"]).get("hosts") or {})
         if len(failed) == len(_names(args)):
             raise NothingAnsweredError(answers.reasons(failed))
-        missing = f" ({names_of(silent)} did not answer)" if silent else ""
+        missing = f" ({names_of(unanswered)} did not answer)" if unanswered else ""
         raise UserError(
             f"no host of this inventory has a rank of job {args['job']}{missing}: "
             f"`{suggestions.command('list')}` shows all jobs"

@@ -20,8 +20,8 @@ from train.gang.login_failures import LoginFailure
 
 #: Parts of any host's result.
 _OF_ANY_HOST = ("failed", "msg", "warnings")
-#: Seconds between two looks at logins in progress.
-_LOOK_S = 0.5
+#: Seconds between two checks of logins in progress.
+_POLL_S = 0.5
 #: Seconds without any answer before the logins of the calls in progress are tested. While answers
 #: come, the machines are only busy, and the tests would slow them further.
 _TEST_S = 2.0
@@ -167,7 +167,7 @@ class MachineCalls:
         pending = list(self._machines)
         while pending:
             try:
-                machine, found = self._ended.get(timeout=_LOOK_S)
+                machine, found = self._ended.get(timeout=_POLL_S)
             except queue.Empty:
                 for machine, failed in self._hanging(pending):
                     results |= machine.each(_unreachable(failed))

@@ -22,8 +22,8 @@ from train.host.records import ListedJob
 
 #: The program of train/host that answers, and the purpose of the connections.
 _PROGRAM = "usage"
-#: Seconds between two attempts to reach a host, and between two looks for new answers.
-_RETRY_S, _LOOK_S = 1.0, 0.25
+#: Seconds between two attempts to reach a host, and between two checks for new answers.
+_RETRY_S, _POLL_S = 1.0, 0.25
 #: Seconds between two logins to a host that rejects them.
 _REJECTED_RETRY_S = 60.0
 
@@ -56,7 +56,7 @@ class Overview:
         for machine in self._machines:
             threading.Thread(target=self._ask, args=(machine,), daemon=True).start()
         while not self._over.is_set():
-            if self._changed.wait(_LOOK_S):
+            if self._changed.wait(_POLL_S):
                 self._changed.clear()
                 self._write(path)
 

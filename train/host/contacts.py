@@ -21,11 +21,11 @@ from . import frameworks, ports, processes, sockets
 #: Observations of a rank that makes steps before it is judged; the least and the most seconds
 #: between two of them; and the share of the time since the first one that passes before the next,
 #: because an observation takes some milliseconds, and a machine may have many ranks.
-LOOKS, EVERY, LATER_EVERY, _SHARE = 4, 0.5, 5.0, 1 / 4
+OBSERVATIONS, EVERY, LATER_EVERY, _SHARE = 4, 0.5, 5.0, 1 / 4
 #: Seconds before the next observation while names are resolved.
 _RESOLVING = 0.1
 #: Observations before a rank without known steps is judged.
-_LOOKS_WITHOUT_STEPS = 20
+_OBSERVATIONS_WITHOUT_STEPS = 20
 #: Seconds of steps before a rank is judged that has opened its port but needs no lasting contact.
 _RARELY = 10.0
 
@@ -84,7 +84,7 @@ class Contacts:
         self._first: Optional[float] = None  # time of the first observation
         self._since: Optional[float] = None  # time of the first observation with steps
         self._due = 0.0
-        self._looks = self._looks_without_steps = 0
+        self._observations = self._observations_without_steps = 0
         self._listened = self.has_contact = False
         self._needs_contact = framework in frameworks.WITH_ONE_LISTENER
 
@@ -93,7 +93,7 @@ class Contacts:
         is_time = now >= self._due or (makes_steps and self._since is None)
         return bool(self._port and self._hosts) and not self.has_contact and is_time
 
-    def look(
+    def observe(
         self,
         known: Collection[int],
         pids: Callable[[], Collection[int]],
@@ -118,9 +118,9 @@ class Contacts:
             self._due = now + _RESOLVING
             return
         if makes_steps:
-            self._looks += 1
+            self._observations += 1
         else:
-            self._looks_without_steps += 1
+            self._observations_without_steps += 1
         self._needs_contact = self._needs_contact or _has_tensorflow(known)
         closing = () if self._needs_contact else sockets.CLOSING
         listed = sockets.listed(sockets.ESTABLISHED, *closing)
@@ -193,15 +193,15 @@ class Contacts:
 
         It may have ended before ``seconds_alone`` was certain.
         """
-        looked = self._looks_without_steps >= _LOOKS_WITHOUT_STEPS
-        joined_none = self._looks > 0 and not self._listened
-        opened_only = looked and self._listened
+        is_sure = self._observations_without_steps >= _OBSERVATIONS_WITHOUT_STEPS
+        joined_none = self._observations > 0 and not self._listened
+        opened_only = is_sure and self._listened
         needed = self._needs_contact and not self.has_contact
         return needed and (joined_none or opened_only)
 
     def seconds_alone(self, now: float) -> float:
         """Return for how long a rank has made steps without a contact; 0 if that is uncertain."""
-        if self.has_contact or self._since is None or self._looks < LOOKS:
+        if self.has_contact or self._since is None or self._observations < OBSERVATIONS:
             return 0.0
         seconds = now - self._since
         is_sure = self._needs_contact or not self._listened or seconds > _RARELY

@@ -23,10 +23,10 @@ from . import processes
 from .call_types import CallResult, Params
 from .probe import REFUSED, connect
 
-#: Time limits in seconds: for a connection; for a silent peer, for one that may not have begun yet,
-#: and for one that is busy with its previous round; for the next bytes; for a connection that the
-#: peer has reported; for a round without a peer; for all bytes of a peer.
-CONNECT_S, SILENT_S, START_S, BUSY_S, STALL_S, MEET_S = 2.0, 4.0, 15.0, 40.0, 4.0, 0.3
+#: Time limits in seconds: for a connection; for a peer that does not answer, for one that may not
+#: have begun yet, and for one that is busy with its previous round; for the next bytes; for a
+#: connection that the peer has reported; for a round without a peer; for all bytes of a peer.
+CONNECT_S, NO_ANSWER_S, START_S, BUSY_S, STALL_S, MEET_S = 2.0, 4.0, 15.0, 40.0, 4.0, 0.3
 BYE_S, RECEIVE_S = 0.5, 15.0
 _BLOCK = 65_536
 #: Maximum number of round trips, and the milliseconds after which only one more is made.
@@ -122,15 +122,15 @@ class _Host:
         """Measure the path to a peer in one round. The host whose name sorts first leads."""
         link, outgoing = self._call(peer)
         first = time.monotonic() < self._began + START_S
-        silent = START_S if first and outgoing is None else SILENT_S
+        limit = START_S if first and outgoing is None else NO_ANSWER_S
         # The peer may be another program that sends arbitrary data.
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             if self.name < peer:
-                used = outgoing or self._wait(peer, silent)
+                used = outgoing or self._wait(peer, limit)
                 if used is not None:
                     self._lead(peer, used, link)
             else:
-                used = self._spoken_to(peer, outgoing, BUSY_S if outgoing is not None else silent)
+                used = self._spoken_to(peer, outgoing, BUSY_S if outgoing is not None else limit)
                 if used is not None:
                     self._follow(used, outgoing or used, link)
         for connection in (outgoing, self._waiting.pop(peer, None)):

@@ -122,10 +122,10 @@ def check_space(root: str, min_free_mb: int) -> List[str]:
 
 def lacks(python: str, module: str) -> bool:
     """Return whether an interpreter finds no module of that name; False if it does not run."""
-    look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('%s') is None)" % module
+    code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('%s') is None)" % module
     try:
         # In /, because the current folder may contain a file of that name.
-        done = processes.run([python, "-c", look], cwd="/", timeout=IMPORT_CHECK_S)
+        done = processes.run([python, "-c", code], cwd="/", timeout=IMPORT_CHECK_S)
     except (OSError, subprocess.TimeoutExpired):
         return False
     return done.returncode == 1

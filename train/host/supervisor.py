@@ -82,7 +82,7 @@ _FIRST_LISTING, _BETWEEN_LISTINGS = 2.0, 10.0
 #: Seconds for a metadata server to answer when a host may be shut down.
 _ASK_S = 1.0
 #: Number of activity checks within the limit of a rank that has not started.
-_LOOKS = 20
+_CHECKS = 20
 #: Bytes to keep of the stacks of a hanging rank, and to read of a log.
 _STACKS, _LAST_LINES = 4_194_304, 65_536
 #: Phase, cause and reason of the end of a rank.
@@ -140,7 +140,7 @@ class Supervisor:
         #: Whether the rank has started once it is connected to the first one, which listens.
         self._connects = spec["framework"] in frameworks.WITH_ONE_LISTENER
         self._life = life.Life(time.monotonic())
-        self._life_due = time.monotonic() + spec["start_idle_timeout"] / _LOOKS
+        self._life_due = time.monotonic() + spec["start_idle_timeout"] / _CHECKS
         self._killed_before = ends.memory_kills()
         self._asking = metadata.Asking(spec.get("preemption", metadata.OFF))
         self._leave_at = float("inf")  # when the rank is ended after a notice of preemption
@@ -394,7 +394,7 @@ class Supervisor:
             return reason % (start, timeout) if elapsed > timeout else ""
         idle = self.spec["start_idle_timeout"]
         if now >= self._life_due:
-            self._life_due = now + idle / _LOOKS
+            self._life_due = now + idle / _CHECKS
             written = self._log.size() + (tail.size(self._path(rank_files.PROGRESS_FILE)) or 0)
             self._life.add(now, life.sample(os.getpid(), written))
         if self._life.idle(now) <= idle:
@@ -498,7 +498,7 @@ class Supervisor:
         if self.state["phase"] == records.STARTING and not (steps or self._connects):
             return
         if self._contacts.due(now, steps):
-            self._contacts.look({pid, *self._descendants}, self._offspring.pids, now, steps)
+            self._contacts.observe({pid, *self._descendants}, self._offspring.pids, now, steps)
         alone = self._contacts.seconds_alone(now) > _ALONE
         if alone != self.state.get("alone", False):
             self.state["alone"] = alone

@@ -508,9 +508,9 @@ class _Log:
 
     def ending_without_exception(self) -> Optional[Ending]:
         """Return the ending of a script that printed no exception itself."""
-        silent = (_BAR, _OF_GRAPH)
+        ignored = (_BAR, _OF_GRAPH)
         plain = [
-            line for _, line in self._plain if not any(pattern.search(line) for pattern in silent)
+            line for _, line in self._plain if not any(pattern.search(line) for pattern in ignored)
         ]
         for number in range(len(plain) - 1, max(-1, len(plain) - 1 - _REFUSED_WITHIN), -1):
             line = plain[number]

@@ -31,7 +31,7 @@ ANSWER = 1_048_576
 _LEAST = 4_096
 #: Bytes of a log's end that are sent before earlier data that is still waiting.
 LAST = 32_768
-#: Seconds between two looks at the files of the ranks, and between two at their processes. A file
+#: Seconds between two checks of the files of the ranks, and between two of their processes. A file
 #: does not show that a script is frozen, or that supervisor and watchdog were killed.
 _TICK, _PROCESSES_EVERY = 0.2, 1.0
 #: Minimum seconds between two reports of a rank's load, which take longer than the rest.

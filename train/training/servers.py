@@ -187,8 +187,8 @@ def serve(cluster: Cluster, progress: ProgressWriter, start_timeout: float) -> N
         elif found is Liveness.ENDED and not shutdown.wait(_GRACE_S):
             raise TrainingError(f"{chief.name} ({chief.address}) ended prematurely")
         elif time.monotonic() - seen > CHIEF_LIMIT_S:
-            silent = f"was unresponsive for {CHIEF_LIMIT_S:g} s"
-            raise TrainingError(f"{chief.name} ({chief.address}) {silent}")
+            reason = f"was unresponsive for {CHIEF_LIMIT_S:g} s"
+            raise TrainingError(f"{chief.name} ({chief.address}) {reason}")
     time.sleep(0.5)  # let the chief receive the response
     note(f"{cluster.task}: done, {chief.name} requested the end", sys.stdout)
 

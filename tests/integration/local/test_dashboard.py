@@ -111,7 +111,7 @@ def test_jobs_are_seen_to_start_to_fail_and_to_stop(lab: Lab, page: Page) -> Non
         page.get_by_role("link", name="night-2").click()
         page.get_by_role("link", name="Stop …").click()
         page.get_by_role("button", name="Stop the job").click()
-        expect(page.locator("[data-part=act] .state")).to_have_text("success (exit code 0)")
+        expect(page.locator("[data-part=action] .state")).to_have_text("success (exit code 0)")
         assert second.process.wait(PATIENCE) == 3
         page.goto(f"http://127.0.0.1:{port}/")
         state_of(page, "night-2", "stopped")

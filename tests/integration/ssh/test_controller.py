@@ -115,11 +115,11 @@ def secret_places(bed: Testbed, host: str) -> str:
     """Return where other users of a host can read SECRET: command lines, and files."""
     # In brackets, so that the search does not find itself.
     pattern = f"[{SECRET[0]}]{SECRET[1:]}"
-    look = (
+    search = (
         f"grep --files-with-matches --text --no-messages '{pattern}' /proc/[0-9]*/cmdline; "
         f"find /home /tmp -type f -perm /044 -exec grep --files-with-matches '{pattern}' {{}} +"
     )
-    return bed.exec(host, "sh", "-c", look, check=False).stdout
+    return bed.exec(host, "sh", "-c", search, check=False).stdout
 
 
 def test_a_job_restarts_while_the_machine_that_started_it_is_cut_off(

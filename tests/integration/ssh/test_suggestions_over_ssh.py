@@ -77,9 +77,9 @@ def findings(inventory: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("host", HOSTS)
 def test_what_the_doctor_suggests_runs(host: str, findings: list[dict[str, Any]]) -> None:
     remedies = {one["what"]: one["remedy"] for one in findings if one["where"] == host}
-    looked = pasted(remedies["not-writable"])
-    assert "ls: cannot access '/root/no access': Permission denied" in looked.stderr
-    assert "<findmnt><-T></root/no access>" in looked.stdout
+    shown = pasted(remedies["not-writable"])
+    assert "ls: cannot access '/root/no access': Permission denied" in shown.stderr
+    assert "<findmnt><-T></root/no access>" in shown.stdout
     listed = pasted(f"{remedies['no-environment']} --list-hosts")
     assert listed.returncode == 0, listed.stderr
     assert re.search(rf"^ +{host}$", listed.stdout, re.MULTILINE)

@@ -130,7 +130,7 @@ def test_a_login_that_hangs_is_tried_again_over_another_connection(
     """The end of the first login, which then fails, does not affect the second one."""
     for name, seconds in (("NAMED_S", 0.02), ("_LIMIT_S", 0.2), ("_MARGIN_S", 0.0)):
         monkeypatch.setattr(login_check, name, seconds)
-    monkeypatch.setattr(machine_calls, "_LOOK_S", 0.02)
+    monkeypatch.setattr(machine_calls, "_POLL_S", 0.02)
     monkeypatch.setattr(job_calls, "_PAUSE_S", 0.0)
     forever = threading.Event()
     monkeypatch.setattr(login_check, "end_children", lambda: None)

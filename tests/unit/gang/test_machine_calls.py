@@ -53,7 +53,7 @@ def test_a_login_that_hangs_is_named_and_does_not_delay_the_others(
 ) -> None:
     for name, seconds in (("NAMED_S", 0.02), ("_LIMIT_S", 0.05), ("_MARGIN_S", 0.0)):
         monkeypatch.setattr(login_check, name, seconds)
-    monkeypatch.setattr(machine_calls, "_LOOK_S", 0.02)
+    monkeypatch.setattr(machine_calls, "_POLL_S", 0.02)
     ended: list[bool] = []
     monkeypatch.setattr(login_check, "end_children", lambda: ended.append(True))
     forever = threading.Event()
@@ -80,7 +80,7 @@ def test_a_new_login_is_tried_only_if_its_call_takes_long(
     play.log_in = lambda: True
     tried = threading.Event()
     monkeypatch.setattr(machine_calls, "_TEST_S", 0.02)
-    monkeypatch.setattr(machine_calls, "_LOOK_S", 0.02)
+    monkeypatch.setattr(machine_calls, "_POLL_S", 0.02)
 
     def login_of_b() -> str:
         tried.set()
@@ -107,7 +107,7 @@ def test_a_new_login_whose_commands_hang_is_named(
     for name, seconds in (("NAMED_S", 0.02), ("_LIMIT_S", 0.05), ("_MARGIN_S", 0.0)):
         monkeypatch.setattr(login_check, name, seconds)
     monkeypatch.setattr(machine_calls, "_TEST_S", 0.5)
-    monkeypatch.setattr(machine_calls, "_LOOK_S", 0.02)
+    monkeypatch.setattr(machine_calls, "_POLL_S", 0.02)
     monkeypatch.setattr(login_check, "end_children", lambda: None)
     play = Play({"a": ["a"], "b": ["b"]})
     play.log_in = lambda: True

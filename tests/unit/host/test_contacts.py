@@ -45,7 +45,7 @@ def peer(server: socket.socket) -> Iterator[int]:
         child.kill()
 
 
-def looked(
+def observed(
     made: contacts.Contacts, pids: set[int], seconds: float = 20.0, makes_steps: bool = True
 ) -> float:
     """Observe a rank for some seconds, and return for how long it was alone.
@@ -59,7 +59,7 @@ def looked(
     ):
         while now <= 100.0 + seconds:
             if made.due(now, makes_steps):
-                made.look(pids, lambda: pids, now, makes_steps)
+                made.observe(pids, lambda: pids, now, makes_steps)
                 processes.wait_until(lambda: made._addresses is not None, 5.0)
             now += 0.5
     return made.seconds_alone(now)
@@ -68,11 +68,11 @@ def looked(
 def test_a_rank_without_a_connection_is_alone(server: socket.socket) -> None:
     port = server.getsockname()[1]
     places = (f"127.0.0.1:{port}", "127.0.0.1:1")
-    assert looked(contacts.Contacts(1, config(*places, index=1)), {os.getpid()}) >= 20
+    assert observed(contacts.Contacts(1, config(*places, index=1)), {os.getpid()}) >= 20
     # A rank that listens may exchange data rarely, unless it has loaded TensorFlow.
-    assert looked(contacts.Contacts(port, config(*places)), {os.getpid()}, seconds=9) == 0
-    assert looked(contacts.Contacts(port, config(*places)), {os.getpid()}) >= 20
-    assert looked(contacts.Contacts(1, config(*places)), {os.getpid()}, seconds=1) == 0
+    assert observed(contacts.Contacts(port, config(*places)), {os.getpid()}, seconds=9) == 0
+    assert observed(contacts.Contacts(port, config(*places)), {os.getpid()}) >= 20
+    assert observed(contacts.Contacts(1, config(*places)), {os.getpid()}, seconds=1) == 0
 
 
 def test_tensorflow_keeps_connections(
@@ -81,7 +81,7 @@ def test_tensorflow_keeps_connections(
     port = server.getsockname()[1]
     monkeypatch.setattr(contacts, "_has_tensorflow", lambda pids: True)
     made = contacts.Contacts(port, config(f"127.0.0.1:{port}", "127.0.0.1:1"))
-    assert looked(made, {os.getpid()}, seconds=5) >= 5
+    assert observed(made, {os.getpid()}, seconds=5) >= 5
 
 
 def test_a_rank_of_tensorflow_without_known_steps(
@@ -97,31 +97,31 @@ def test_a_rank_of_tensorflow_without_known_steps(
     ):
         monkeypatch.setattr(contacts, "_has_tensorflow", lambda pids, has=has_tensorflow: has)
         made = contacts.Contacts(own, gang)
-        assert looked(made, {os.getpid()}, seconds, makes_steps=False) == 0
+        assert observed(made, {os.getpid()}, seconds, makes_steps=False) == 0
         assert made.ended_without_any() is expected
     # A rank that ended soon after its first steps, and never opened its port, was alone.
     for has_tensorflow, own, expected in ((True, 1, True), (True, port, False), (False, 1, False)):
         monkeypatch.setattr(contacts, "_has_tensorflow", lambda pids, has=has_tensorflow: has)
         made = contacts.Contacts(own, gang)
-        assert looked(made, {os.getpid()}, seconds=0.5) == 0
+        assert observed(made, {os.getpid()}, seconds=0.5) == 0
         assert made.ended_without_any() is expected
     # Steps that begin late count from their beginning.
     made = contacts.Contacts(port, gang)
-    looked(made, {os.getpid()}, 80, makes_steps=False)
+    observed(made, {os.getpid()}, 80, makes_steps=False)
     assert made.due(180.1, makes_steps=True)
-    made.look((), lambda: {os.getpid()}, 180.1, makes_steps=True)
+    made.observe((), lambda: {os.getpid()}, 180.1, makes_steps=True)
     assert made.seconds_alone(190.0) == 0
 
 
-def test_a_rank_that_waits_for_others_is_looked_at_often(
+def test_a_rank_that_waits_for_others_is_observed_often(
     server: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(contacts, "_has_tensorflow", lambda pids: True)
     port = server.getsockname()[1]
     made = contacts.Contacts(port, config(f"127.0.0.1:{port}", "127.0.0.1:1"))
-    looked(made, {os.getpid()}, 80, makes_steps=False)
+    observed(made, {os.getpid()}, 80, makes_steps=False)
     assert made.due(180.5, makes_steps=False)
-    looked(made, {os.getpid()}, 80)
+    observed(made, {os.getpid()}, 80)
     assert not made.due(181.0, makes_steps=True)
 
 
@@ -133,9 +133,9 @@ def test_a_connection_that_was_closed_just_now_counts_without_tensorflow(
         server.accept()[0].close()
     for own, place in ((port, 0), (1, 1)):
         gang = config(f"127.0.0.1:{port}", "127.0.0.1:1", index=place)
-        assert looked(contacts.Contacts(own, gang), {os.getpid()}) == 0
+        assert observed(contacts.Contacts(own, gang), {os.getpid()}) == 0
     monkeypatch.setattr(contacts, "_has_tensorflow", lambda pids: True)
-    assert looked(contacts.Contacts(port, gang), {os.getpid()}) >= 20
+    assert observed(contacts.Contacts(port, gang), {os.getpid()}) >= 20
 
 
 def test_a_connection_to_the_own_port_counts_from_any_address(
@@ -144,22 +144,22 @@ def test_a_connection_to_the_own_port_counts_from_any_address(
     port = server.getsockname()[1]
     with server.accept()[0]:
         gang = config(f"127.0.0.1:{port}", "192.0.2.1:1")
-        assert looked(contacts.Contacts(port, gang), {os.getpid()}) == 0
-        assert looked(contacts.Contacts(port, gang), {os.getpid(), peer}) >= 20
+        assert observed(contacts.Contacts(port, gang), {os.getpid()}) == 0
+        assert observed(contacts.Contacts(port, gang), {os.getpid(), peer}) >= 20
 
 
 def test_both_ends_of_a_connection_are_contacts(server: socket.socket, peer: int) -> None:
     with server.accept()[0]:
         for pid in (os.getpid(), peer):
             made = contacts.Contacts(1, config("127.0.0.1:7", "127.0.0.1:8"))
-            assert looked(made, {pid}) == 0
+            assert observed(made, {pid}) == 0
             assert not made.due(1000.0, True)
 
 
 def test_a_connection_to_itself_is_none(server: socket.socket, peer: int) -> None:
     with server.accept()[0]:
         made = contacts.Contacts(1, config("127.0.0.1:7", "127.0.0.1:8"))
-        assert looked(made, {os.getpid(), peer}) >= 20
+        assert observed(made, {os.getpid(), peer}) >= 20
 
 
 def test_the_processes_are_listed_again_only_for_new_connections(
@@ -174,17 +174,17 @@ def test_the_processes_are_listed_again_only_for_new_connections(
 
     monkeypatch.setattr(sockets, "listed", own)
 
-    def look(now: float) -> int:
-        made.look((), pids, now, makes_steps=True)
+    def listed_after(now: float) -> int:
+        made.observe((), pids, now, makes_steps=True)
         processes.wait_until(lambda: made._addresses is not None, 5.0)
         return pids.call_count
 
-    assert look(0.0) == 0
+    assert listed_after(0.0) == 0
     with socket.create_connection(place), server.accept()[0]:
-        assert look(1.0) == 1
-        assert look(2.0) == 1
+        assert listed_after(1.0) == 1
+        assert listed_after(2.0) == 1
         with socket.create_connection(place), server.accept()[0]:
-            assert look(3.0) == 2
+            assert listed_after(3.0) == 2
 
 
 def test_the_interval_grows_with_the_time_since_the_first_observation() -> None:
@@ -193,7 +193,7 @@ def test_the_interval_grows_with_the_time_since_the_first_observation() -> None:
         while now < 200:
             if made.due(now, makes_steps=True):
                 times.append(now)
-                made.look((), set, now, makes_steps=True)
+                made.observe((), set, now, makes_steps=True)
                 processes.wait_until(lambda: made._addresses is not None, 5.0)
             now += 0.5
     pauses = [later - earlier for earlier, later in itertools.pairwise(times)]

@@ -433,7 +433,7 @@ def test_a_lock_holds_a_lease_and_nothing_else(folder: Path) -> None:
     assert jobs(folder) == ["forged"] * 3
     os.close(descriptor)
     assert leases.entries(str(folder)) == []
-    assert paths[0].exists(), "a look changes nothing"
+    assert paths[0].exists(), "listing the leases changes nothing"
     assert leases.wait(str(folder), {"port/9": "port 9"}, holder("b", 2.0), 0) == []
     assert not paths[0].exists()
     assert all(path.exists() for path in paths[1:])

@@ -14,7 +14,7 @@ import pytest
 from tests.unit.host.conftest import run
 
 #: Starts processes in separate sessions, and prints which of them are at work.
-LOOK = """
+FIND = """
 import json, subprocess, sys
 from train.host import leftovers, processes
 
@@ -43,7 +43,7 @@ def at_work(
 ) -> Any:
     """Return the arguments of the processes that are found at work."""
     given = json.dumps([words, script or ["x"], session, grown])
-    done = run(LOOK, given, stdout=subprocess.PIPE)
+    done = run(FIND, given, stdout=subprocess.PIPE)
     return [command.partition(" -S -c ")[2] for command in json.loads(done.stdout)]
 
 

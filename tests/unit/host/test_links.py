@@ -19,7 +19,7 @@ NAMES = ["a", "b", "c", "d"]
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = {"SILENT_S": 1.0, "START_S": 1.5, "BUSY_S": 5.0, "STALL_S": 1.0, "BYE_S": 0.1}
+    limits = {"NO_ANSWER_S": 1.0, "START_S": 1.5, "BUSY_S": 5.0, "STALL_S": 1.0, "BYE_S": 0.1}
     for name, value in limits.items():
         monkeypatch.setattr(links, name, value)
 

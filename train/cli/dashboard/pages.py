@@ -15,7 +15,7 @@ from train.cli import doctor, page, report
 from train.cli.ansible_options import Variables
 from train.cli.dashboard import host_rows, job_rows, run_files
 from train.cli.dashboard.access import Access
-from train.cli.dashboard.acts import Act, Acts
+from train.cli.dashboard.actions import Action, Actions
 from train.cli.dashboard.growing import GrowingJob
 from train.cli.dashboard.guard import FORM_KEY
 from train.cli.dashboard.hosts import HostFollower
@@ -62,9 +62,10 @@ class Pages:
     """All pages of the dashboard."""
 
     def __init__(
-        self, access: Access, hosts: HostFollower, acts: Acts, variables: Variables
+        self, access: Access, hosts: HostFollower, actions: Actions, variables: Variables
     ) -> None:
-        self._access, self._hosts, self._acts, self._variables = access, hosts, acts, variables
+        self._access, self._hosts = access, hosts
+        self._actions, self._variables = actions, variables
         self.runs_dir = run_dir_of("", variables)
         self.rows = job_rows.JobRows(self.runs_dir)
         self._open: OrderedDict[str, _Open] = OrderedDict()
@@ -96,11 +97,11 @@ class Pages:
         values: dict[str, Any] = {
             "hosts": host_rows.rows_of(listed, host_rows.last_examined(self.runs_dir)),
             "jobs": self.rows.rows(listed),
-            "acts": self._acts.all()[:8],
+            "actions": self._actions.all()[:8],
             "error": self._hosts.error,
             "run_command": suggestions.command("run"),
         }
-        names = ("hosts", "jobs", "acts")
+        names = ("hosts", "jobs", "actions")
         return {name: self.render(f"part_{name}.html.j2", **values) for name in names}
 
     # A job.
@@ -130,8 +131,8 @@ class Pages:
             if not followed and not (result and not result["restart"]):
                 self._hosts.keep()  # only the hosts know how it is doing
             row = self.rows.row(job, self._hosts.listed)
-            acts = [(act.number, act.code) for act in self._acts.of_job(job)]
-            seen = (row, acts)
+            actions = [(action.number, action.code) for action in self._actions.of_job(job)]
+            seen = (row, actions)
             opened.is_stale |= grown
             if grown or seen != opened.seen:
                 opened.parts |= self._job_parts(job, opened.job, row)
@@ -160,7 +161,7 @@ class Pages:
             "row": row,
             "state": row.state if row else job_rows.UNKNOWN,
             "log_links": {task: f"/jobs/{job}/logs/{task}" for task in tasks},
-            "acts": self._acts.of_job(job),
+            "actions": self._actions.of_job(job),
             "read_only": self._access.read_only,
             "others": [name for name in self.rows.names() if name != job],
             "attach_command": suggestions.command("attach", job=job),
@@ -184,7 +185,7 @@ class Pages:
         values: dict[str, Any] = {
             "row": self.rows.row(job, self._hosts.listed),
             "about": about,
-            "acts": self._acts.of_job(job),
+            "actions": self._actions.of_job(job),
             "attach_command": suggestions.command("attach", job=job),
         }
         return {name: self.render(f"part_{name}.html.j2", **values) for name in ("state", "remote")}
@@ -223,6 +224,6 @@ class Pages:
         values = doctor.values_of(examined)
         return self.render("examined.html.j2", cookie, charts=doctor.charts_of(examined), **values)
 
-    def act(self, act: Act) -> dict[str, object]:
-        """Return the parts of an act's page."""
-        return {"act": self.render("part_act.html.j2", act=act)}
+    def action(self, action: Action) -> dict[str, object]:
+        """Return the parts of an action's page."""
+        return {"action": self.render("part_action.html.j2", action=action)}

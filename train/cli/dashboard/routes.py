@@ -24,7 +24,7 @@ from starlette.responses import (
 from starlette.routing import Route
 
 from train.cli.dashboard import log_views, run_files
-from train.cli.dashboard.acts import DOCTOR, RESTART, STOP, TENSORBOARD, Act, Acts
+from train.cli.dashboard.actions import DOCTOR, RESTART, STOP, TENSORBOARD, Action, Actions
 from train.cli.dashboard.hosts import HostFollower
 from train.cli.dashboard.pages import STATIC, Pages, UnknownError
 from train.cli.dashboard.topics import Topic
@@ -32,8 +32,8 @@ from train.gang.errors import UserError
 from train.host import plain_text
 
 #: Seconds between two updates of a page.
-_OVERVIEW_S, _JOB_S, _ACT_S, _LOG_S = 1.0, 1.0, 0.5, 0.5
-#: Seconds between two looks whether the dashboard ends.
+_OVERVIEW_S, _JOB_S, _ACTION_S, _LOG_S = 1.0, 1.0, 0.5, 0.5
+#: Seconds between two checks whether the dashboard ends.
 _CLOSING_S = 0.25
 #: Maximum number of topics to keep.
 _TOPICS = 100
@@ -43,8 +43,8 @@ _OF_DAMAGED_FILES = (
     *(ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError),
     jinja2.TemplateError,
 )
-#: The acts about a job, with the options of their commands.
-_JOB_ACTS: Mapping[str, tuple[str, ...]] = {
+#: The actions about a job, with the options of their commands.
+_JOB_ACTIONS: Mapping[str, tuple[str, ...]] = {
     STOP: (),
     RESTART: ("--on-interrupt=leave",),
     TENSORBOARD: (),
@@ -54,8 +54,8 @@ _JOB_ACTS: Mapping[str, tuple[str, ...]] = {
 class Routes:
     """The handlers of requests, which the guard has permitted."""
 
-    def __init__(self, pages: Pages, hosts: HostFollower, acts: Acts) -> None:
-        self._pages, self._hosts, self._acts = pages, hosts, acts
+    def __init__(self, pages: Pages, hosts: HostFollower, actions: Actions) -> None:
+        self._pages, self._hosts, self._actions = pages, hosts, actions
         self._topics: dict[str, Topic] = {}
         self.is_closing = False
 
@@ -73,14 +73,14 @@ class Routes:
             Route("/jobs/{job}/logs/{task}/updates", self.log_updates, methods=get),
             Route("/jobs/{job}/files", self.files, methods=get),
             Route("/jobs/{job}/files/{name:path}", self.file, methods=get),
-            Route("/jobs/{job}/{act}", self.ask, methods=get),
-            Route("/jobs/{job}/{act}", self.act_on_job, methods=post),
+            Route("/jobs/{job}/{action}", self.ask, methods=get),
+            Route("/jobs/{job}/{action}", self.start_action, methods=post),
             Route("/compare", self.compare, methods=get),
             Route("/doctor", self.doctor, methods=get),
             Route("/doctor", self.run_doctor, methods=post),
-            Route("/acts/{number:int}", self.act, methods=get),
-            Route("/acts/{number:int}/updates", self.act_updates, methods=get),
-            Route("/acts/{number:int}/end", self.end_act, methods=post),
+            Route("/actions/{number:int}", self.action, methods=get),
+            Route("/actions/{number:int}/updates", self.action_updates, methods=get),
+            Route("/actions/{number:int}/end", self.end_action, methods=post),
         ]
         handlers: Mapping[Any, Any] = {
             HTTPException: self._http_error,
@@ -95,7 +95,7 @@ class Routes:
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         self._hosts.start()
         yield
-        self._acts.close()
+        self._actions.close()
         await run_in_threadpool(self._hosts.close)
 
     # Pages.
@@ -210,51 +210,53 @@ class Routes:
         headers = {"Cache-Control": "private, max-age=604800"}
         return FileResponse(str(path), media_type=kind, headers=headers)
 
-    # Acts.
+    # Actions.
 
     async def ask(self, request: Request) -> Response:
-        """Ask before an act on a job."""
-        job, act = request.path_params["job"], request.path_params["act"]
-        if act not in _JOB_ACTS or not await run_in_threadpool(self._pages.is_listed, job):
+        """Ask before an action on a job."""
+        job, action = request.path_params["job"], request.path_params["action"]
+        if action not in _JOB_ACTIONS or not await run_in_threadpool(self._pages.is_listed, job):
             raise UnknownError("This page does not exist.")
         row = await run_in_threadpool(self._pages.rows.row, job, self._hosts.listed)
-        return self._page(request, "ask.html.j2", job=job, act=act, row=row)
+        return self._page(request, "ask.html.j2", job=job, action=action, row=row)
 
-    async def act_on_job(self, request: Request) -> Response:
-        """Start an act on a job."""
-        job, act = request.path_params["job"], request.path_params["act"]
-        if act not in _JOB_ACTS or not await run_in_threadpool(self._pages.is_listed, job):
+    async def start_action(self, request: Request) -> Response:
+        """Start an action on a job."""
+        job, action = request.path_params["job"], request.path_params["action"]
+        if action not in _JOB_ACTIONS or not await run_in_threadpool(self._pages.is_listed, job):
             raise UnknownError("This page does not exist.")
-        return _to(self._acts.start(act, job, _JOB_ACTS[act]))
+        return _to(self._actions.start(action, job, _JOB_ACTIONS[action]))
 
     async def run_doctor(self, request: Request) -> Response:
         """Run the doctor."""
         quick = request.state.form.get("form") != "full"
-        return _to(self._acts.start(DOCTOR, options=["--quick"] if quick else []))
+        return _to(self._actions.start(DOCTOR, options=["--quick"] if quick else []))
 
-    async def act(self, request: Request) -> Response:
-        """Show an act."""
-        act = self._act_of(request)
-        updates = f"/acts/{act.number}/updates" if act.code is None else ""
-        parts = self._pages.act(act)
-        return self._page(request, "act.html.j2", act=act, parts=parts, updates=updates)
+    async def action(self, request: Request) -> Response:
+        """Show an action."""
+        action = self._action_of(request)
+        updates = f"/actions/{action.number}/updates" if action.code is None else ""
+        parts = self._pages.action(action)
+        return self._page(request, "action.html.j2", action=action, parts=parts, updates=updates)
 
-    async def act_updates(self, request: Request) -> Response:
-        """Send the changes of an act."""
-        act = self._act_of(request)
-        return self._updates(f"act {act.number}", partial(self._pages.act, act), _ACT_S)
+    async def action_updates(self, request: Request) -> Response:
+        """Send the changes of an action."""
+        action = self._action_of(request)
+        return self._updates(
+            f"action {action.number}", partial(self._pages.action, action), _ACTION_S
+        )
 
-    async def end_act(self, request: Request) -> Response:
-        """Interrupt an act."""
-        act = self._act_of(request)
-        self._acts.end(act)
-        return _to(act)
+    async def end_action(self, request: Request) -> Response:
+        """Interrupt an action."""
+        action = self._action_of(request)
+        self._actions.end(action)
+        return _to(action)
 
-    def _act_of(self, request: Request) -> Act:
-        act = self._acts.get(request.path_params["number"])
-        if act is None:
-            raise UnknownError("This act is unknown: the dashboard may have been started again.")
-        return act
+    def _action_of(self, request: Request) -> Action:
+        action = self._actions.get(request.path_params["number"])
+        if action is None:
+            raise UnknownError("This action is unknown: the dashboard may have been started again.")
+        return action
 
     # Answers.
 
@@ -318,5 +320,5 @@ class Routes:
         return self.refuse(status, plain_text.clean(message, 500))
 
 
-def _to(act: Act) -> Response:
-    return RedirectResponse(f"/acts/{act.number}", 303)
+def _to(action: Action) -> Response:
+    return RedirectResponse(f"/actions/{action.number}", 303)

@@ -15,7 +15,7 @@ import uvicorn
 
 from train.cli.ansible_options import Variables
 from train.cli.dashboard import access
-from train.cli.dashboard.acts import Acts
+from train.cli.dashboard.actions import Actions
 from train.cli.dashboard.guard import Guard
 from train.cli.dashboard.hosts import HostFollower
 from train.cli.dashboard.pages import Pages
@@ -45,7 +45,7 @@ def serve(args: Namespace, variables: Variables) -> int:
     listener = listen(rules.bind, args.port)
     port = listener.getsockname()[1]
     hosts = HostFollower(args.inventory, variables)
-    server, routes = server_of(rules, hosts, Acts(args.inventory, variables), variables, port)
+    server, routes = server_of(rules, hosts, Actions(args.inventory, variables), variables, port)
 
     def end(signum: int, frame: Any) -> None:
         routes.is_closing = server.should_exit = True
@@ -62,11 +62,11 @@ def serve(args: Namespace, variables: Variables) -> int:
 
 
 def server_of(
-    rules: access.Access, hosts: HostFollower, acts: Acts, variables: Variables, port: int
+    rules: access.Access, hosts: HostFollower, actions: Actions, variables: Variables, port: int
 ) -> tuple[Server, Routes]:
     """Return a server, and its routes, whose streams end when the server stops."""
-    pages = Pages(rules, hosts, acts, variables)
-    routes = Routes(pages, hosts, acts)
+    pages = Pages(rules, hosts, actions, variables)
+    routes = Routes(pages, hosts, actions)
     app = Guard(routes.application(), rules, port, routes.refuse)
     config = uvicorn.Config(
         app,

@@ -167,8 +167,8 @@ def find(play: connections.Play, args: connections.Args) -> dict[str, object]:
     reasons = answers.reasons(broken)
     warnings += reasons.splitlines()
     members = {rank["host"] for rank in newest["ranks"]} if newest else set(names)
-    silent = unreachable | broken.keys()
-    if silent and (members <= silent or silent == set(names)):
+    unanswered = unreachable | broken.keys()
+    if unanswered and (members <= unanswered or unanswered == set(names)):
         if broken:
             raise UserError(reasons)
         raise NothingAnsweredError("no host of the job answered")
@@ -177,7 +177,7 @@ def find(play: connections.Play, args: connections.Args) -> dict[str, object]:
         if newest is not None:
             unknown = names_of(sorted(members - set(names)))
             problem = f"job {job} runs on hosts that are not in this inventory: {unknown}"
-        named = names_of(sorted(silent)) if silent else "none"
+        named = names_of(sorted(unanswered)) if unanswered else "none"
         remedy = "use the inventory that the job was started with"
         refusal = f"{problem} (hosts that did not answer: {named}): {remedy}"
         raise UserError("\n".join(filter(None, [refusal, reasons])))

@@ -108,10 +108,10 @@ def _name_of(
                 "inventory that the job was started with"
             )
         return next(iter(reporting))
-    silent = [name for name in inventory.names if not inventory.ranks.get(name)]
-    silent = [name for name in silent if _is_at(address, name, inventory)]
-    free = [name for name in silent if name not in taken]
-    return next(iter([*free, *silent]), host)
+    candidates = [name for name in inventory.names if not inventory.ranks.get(name)]
+    candidates = [name for name in candidates if _is_at(address, name, inventory)]
+    free = [name for name in candidates if name not in taken]
+    return next(iter([*free, *candidates]), host)
 
 
 def _is_at(address: object, name: str, inventory: Inventory) -> bool:

@@ -127,9 +127,9 @@ class FollowedGang(Ranks):
             now, limit = time.monotonic(), self._limits.unreachable_timeout
             # While some hosts answer, the others may only be slow, as on a busy network.
             newest = max((v.last_update_at or began for v in self.views), default=began)
-            is_silent = now - newest > limit
+            none_answers = now - newest > limit
             fates = (
-                v.drained or v.error or (is_silent and v.unresponsive_for(now) > limit)
+                v.drained or v.error or (none_answers and v.unresponsive_for(now) > limit)
                 for v in self.views
             )
             return all(fates) or None

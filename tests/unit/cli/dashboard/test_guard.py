@@ -34,7 +34,7 @@ def client(runs: Path) -> Iterator[Client]:
 
 
 def test_without_a_session_nothing_is_shown(client: Client) -> None:
-    for path in ("/", "/updates", "/jobs/night", "/doctor", "/acts/1", "/compare", "/nothing"):
+    for path in ("/", "/updates", "/jobs/night", "/doctor", "/actions/1", "/compare", "/nothing"):
         answer = client.ask(path)
         assert answer.status == 403, path
         assert "night" not in answer.text
@@ -88,9 +88,9 @@ def test_a_form_of_another_site_or_session_is_refused(client: Client) -> None:
         ({"key": key}, {"Sec_Fetch_Site": "same-site"}),
     ):
         assert client.post(path, fields, **headers).status == 403, (fields, headers)
-    assert client.ask("/acts/1").status == 404, "nothing was started"
+    assert client.ask("/actions/1").status == 404, "nothing was started"
     answer = client.post(path, {"key": key}, Origin=here, Sec_Fetch_Site="same-origin")
-    assert (answer.status, answer.headers["location"]) == (303, "/acts/1")
+    assert (answer.status, answer.headers["location"]) == (303, "/actions/1")
 
 
 def test_a_body_that_is_too_large_or_not_a_form_is_refused(client: Client) -> None:
@@ -108,12 +108,12 @@ def test_a_body_that_is_too_large_or_not_a_form_is_refused(client: Client) -> No
     assert client.ask("/updates", "HEAD").status == 405
 
 
-def test_read_only_refuses_every_act(runs: Path) -> None:
+def test_read_only_refuses_every_action(runs: Path) -> None:
     with dashboard(runs, read_only=True) as client:
         client.log_in()
         assert "Stop" not in client.ask("/jobs/night").text
         key = client.key("/doctor") if "form" in client.ask("/doctor").text else "0"
-        for path in ("/jobs/night/stop", "/jobs/night/restart", "/doctor", "/acts/1/end"):
+        for path in ("/jobs/night/stop", "/jobs/night/restart", "/doctor", "/actions/1/end"):
             assert client.post(path, {"key": key}).status == 403
 
 
@@ -145,8 +145,8 @@ PLACES = (
     *("/{}", "/jobs/{}", "/jobs/{}/updates", "/jobs/{}/logs/worker-0", "/jobs/night/logs/{}"),
     *("/jobs/night/logs/{}/updates", "/jobs/night/logs/worker-0?attempt={}", "/jobs/night/{}"),
     *("/jobs/night/files/{}", "/jobs/{}/files/result.json", "/compare?first={}&second=night"),
-    *("/compare?first=night&second={}", "/acts/{}", "/static/{}", "/jobs/night/logs/worker-0?q={}"),
-    *("/?token={}", "/jobs/night/files/logs/{}"),
+    *("/compare?first=night&second={}", "/actions/{}", "/static/{}"),
+    *("/jobs/night/logs/worker-0?q={}", "/?token={}", "/jobs/night/files/logs/{}"),
 )
 
 

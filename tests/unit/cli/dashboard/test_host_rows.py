@@ -49,8 +49,8 @@ def test_a_host_is_lost_after_an_error_or_without_an_answer() -> None:
     assert (unknown.state, unknown.why) == (LOST, "the host cannot be reached")
     refused = row(4.0, "the connection was refused")
     assert (refused.state, refused.why) == (LOST, "last answer 4 s ago: the connection was refused")
-    silent = row(13.0)
-    assert (silent.state, silent.why, silent.meters) == (LOST, "last answer 13 s ago", [])
+    late = row(13.0)
+    assert (late.state, late.why, late.meters) == (LOST, "last answer 13 s ago", [])
 
 
 def test_the_last_findings_of_the_doctor_are_shown(tmp_path: Path) -> None:

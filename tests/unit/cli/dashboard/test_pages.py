@@ -16,7 +16,7 @@ from tests.support.run_folders import BEGAN, write_attempt, write_manifest
 from train.cli.ansible_options import AnsibleOptions
 from train.cli.dashboard import pages as dashboard_pages
 from train.cli.dashboard.access import Access
-from train.cli.dashboard.acts import Acts
+from train.cli.dashboard.actions import Actions
 from train.cli.dashboard.hosts import NOTHING
 from train.cli.dashboard.pages import Pages, UnknownError
 from train.gang.job_records import Listed
@@ -31,8 +31,8 @@ FAILED = {
 def pages_of(runs: Path, listed: Listed | None = None, read_only: bool = False) -> Pages:
     variables = {"train_job_runs_dir": str(runs)}
     hosts: Any = NoHosts(listed) if listed else NoHosts()
-    acts = Acts(AnsibleOptions(("localhost,",)), variables, ("true",))
-    return Pages(Access("t" * 43, read_only=read_only), hosts, acts, variables)
+    actions = Actions(AnsibleOptions(("localhost,",)), variables, ("true",))
+    return Pages(Access("t" * 43, read_only=read_only), hosts, actions, variables)
 
 
 def evil_listed() -> Any:

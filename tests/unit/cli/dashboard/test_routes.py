@@ -1,4 +1,4 @@
-"""Pages, downloads, updates and acts over HTTP."""
+"""Pages, downloads, updates and actions over HTTP."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_each_page_is_shown_and_loads_only_from_here(client: Client) -> None:
 
 
 def test_updates_are_sent_as_events(client: Client) -> None:
-    assert set(first_update(client, "/updates")) == {"jobs", "hosts", "acts", "problem"}
+    assert set(first_update(client, "/updates")) == {"jobs", "hosts", "actions", "problem"}
     assert {"summary", "ranks", "charts"} <= set(first_update(client, "/jobs/night/updates"))
     lines = first_update(client, "/jobs/night/logs/worker-0/updates?attempt=")
     assert lines == {"lines": ["20%", "last line of worker-0"], "current": "", "first": True}
@@ -98,16 +98,16 @@ def test_files_are_downloaded_and_never_shown(client: Client) -> None:
     assert client.ask("/jobs/night/files/nothing").status == 404
 
 
-def test_an_act_runs_a_command_and_shows_its_exit(client: Client) -> None:
+def test_an_action_runs_a_command_and_shows_its_exit(client: Client) -> None:
     path = "/jobs/night/restart"
     started = client.post(path, {"key": client.key(path)})
-    assert started.headers["location"] == "/acts/1"
-    wait_until(lambda: "exit code 3" in client.ask("/acts/1").text, "its end")
-    page = client.ask("/acts/1").text
+    assert started.headers["location"] == "/actions/1"
+    wait_until(lambda: "exit code 3" in client.ask("/actions/1").text, "its end")
+    page = client.ask("/actions/1").text
     assert "train restart --on-interrupt=leave night" in page
     assert "the job was stopped" in page
     assert "exit code 3" in client.ask("/").text
-    assert client.ask("/acts/2").status == 404
+    assert client.ask("/actions/2").status == 404
     assert client.post("/jobs/night/clean", {"key": client.key(path)}).status == 404
     assert client.post("/jobs/unknown/stop", {"key": client.key(path)}).status == 404
 
@@ -115,7 +115,7 @@ def test_an_act_runs_a_command_and_shows_its_exit(client: Client) -> None:
 def test_the_doctor_is_started_quick_or_in_full(client: Client) -> None:
     for number, form in ((1, "quick"), (2, "full")):
         client.post("/doctor", {"key": client.key("/doctor"), "form": form})
-        page = f"/acts/{number}"
+        page = f"/actions/{number}"
         wait_until(lambda page=page: "exit code 3" in client.ask(page).text, page)  # type: ignore[misc]
         assert ("--quick" in client.ask(page).text) == (form == "quick")
 

@@ -14,7 +14,7 @@ from train.gang.errors import NothingAnsweredError, UserError
 from train.gang.plan import reattach
 
 NAMES = ["a", "b", "spare"]
-SILENT = {"unreachable": True, "msg": "no route"}
+UNREACHABLE = {"unreachable": True, "msg": "no route"}
 
 
 def manifest(**changed: Any) -> Any:
@@ -52,19 +52,19 @@ def seen(*tasks: str, **kept: Any) -> Any:
 
 
 def test_a_job_without_any_host_that_answers_is_not_followed(tmp_path: Path) -> None:
-    silent = dict.fromkeys(NAMES, SILENT)
+    unreachable = dict.fromkeys(NAMES, UNREACHABLE)
     for states, own in (
-        (silent, None),
-        (silent, manifest()),
-        ({**silent, "spare": seen()}, manifest()),
-        (silent, a_manifest()),  # their addresses are not known
+        (unreachable, None),
+        (unreachable, manifest()),
+        ({**unreachable, "spare": seen()}, manifest()),
+        (unreachable, a_manifest()),  # their addresses are not known
     ):
         with pytest.raises(NothingAnsweredError):
             find(tmp_path, states, own)
 
 
 def test_a_job_that_is_not_known_here(tmp_path: Path) -> None:
-    states = {"a": SILENT, "b": seen(), "spare": seen()}
+    states = {"a": UNREACHABLE, "b": seen(), "spare": seen()}
     with pytest.raises(UserError, match=r"no host has job night .*that did not answer: a\)"):
         find(tmp_path, states)
     with pytest.raises(UserError, match="are not in this inventory: node-0 and node-1"):
@@ -72,7 +72,7 @@ def test_a_job_that_is_not_known_here(tmp_path: Path) -> None:
 
 
 def test_a_job_of_another_inventory_is_kept_in_the_names_of_this_one(tmp_path: Path) -> None:
-    states = {"a": SILENT, "b": seen("worker-1", manifest=manifest()), "spare": seen()}
+    states = {"a": UNREACHABLE, "b": seen("worker-1", manifest=manifest()), "spare": seen()}
     found = find(tmp_path, states)
     assert found["hosts"] == ["a", "b"]
     assert [(rank["task"], rank["host"]) for rank in found["found_ranks"]] == [

@@ -49,16 +49,16 @@ def test_a_rank_may_name_several_others() -> None:
     assert named_by(fallen("worker-0", line)) == {"worker-1", "worker-2"}
 
 
-def test_a_stopped_process_comes_before_a_silent_host() -> None:
+def test_a_stopped_process_comes_before_an_unresponsive_host() -> None:
     failed = fallen("worker-0", "TrainingError: lost contact with worker-3: UnavailableError")
     frozen, named = view("worker-1", frozen=True), view("worker-3")
-    silent = view("worker-2")
-    silent.error = "no route to host"
-    assert stuck([failed, frozen, silent, named], 0.0) is frozen
-    assert stuck([failed, silent, named], 0.0) is silent
+    unresponsive = view("worker-2")
+    unresponsive.error = "no route to host"
+    assert stuck([failed, frozen, unresponsive, named], 0.0) is frozen
+    assert stuck([failed, unresponsive, named], 0.0) is unresponsive
     assert stuck([failed, named], 0.0) is None
     named.error = "no route to host"
-    assert stuck([failed, silent, named], 0.0) is named
+    assert stuck([failed, unresponsive, named], 0.0) is named
 
 
 def lost(task: str) -> str:
@@ -190,10 +190,10 @@ def test_a_outcome_says_how_long_the_others_waited_and_what_to_do() -> None:
     assert (outcome.cause, outcome.step) == (end_causes.MEMORY, 40)
 
 
-def test_silent_hosts_are_told_apart() -> None:
-    silent = view("worker-1")
-    silent.asked = 0.0
-    outcome = failed_at([view("worker-0"), silent], silent, now=8.0)
+def test_unresponsive_hosts_are_told_apart() -> None:
+    unresponsive = view("worker-1")
+    unresponsive.asked = 0.0
+    outcome = failed_at([view("worker-0"), unresponsive], unresponsive, now=8.0)
     assert outcome.unreachable == ["host-of-worker-1"]
     assert outcome.cause == cause_names.UNREACHABLE
 

@@ -125,7 +125,7 @@ def test_waiting_for_examples_is_told_from_computing() -> None:
     assert "and the extra time is spent waiting for examples: " in found.text
 
 
-def test_another_rank_is_told_and_a_silent_one_ends_the_comparison() -> None:
+def test_another_rank_is_told_and_an_unreachable_one_ends_the_comparison() -> None:
     run = Run()
     assert [found.task for found in run.go(30, slow("worker-1", compute_ms=59.0))] == ["worker-1"]
     told = run.go(60, slow("worker-2", compute_ms=59.0))

@@ -14,7 +14,7 @@ import pytest
 from tests.support.bare_ranks import wait_until
 from train.cli import inventories
 from train.cli.ansible_options import AnsibleOptions
-from train.cli.dashboard.acts import Act, Acts
+from train.cli.dashboard.actions import Action, Actions
 from train.gang.errors import UserError
 
 #: Prints its arguments and the files that it is given, with control characters.
@@ -41,22 +41,22 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def acts_of(runs: Path, **options: Any) -> Acts:
+def actions_of(runs: Path, **options: Any) -> Actions:
     variables = {"train_job_runs_dir": str(runs), "secret": "in a file"}
     given = AnsibleOptions(("a,b",), ("--user=anna",), **options)
-    return Acts(given, variables, (sys.executable, "-c", PROGRAM))
+    return Actions(given, variables, (sys.executable, "-c", PROGRAM))
 
 
-def ended(act: Act) -> tuple[list[str], dict[str, str]]:
-    wait_until(lambda: act.code is not None, act)
-    words, read = json.loads(act.lines[0])
+def ended(action: Action) -> tuple[list[str], dict[str, str]]:
+    wait_until(lambda: action.code is not None, action)
+    words, read = json.loads(action.lines[0])
     return words, read
 
 
 def test_a_command_gets_the_options_and_no_secret_in_its_words(runs: Path) -> None:
     passwords = (("--become-password-file=", "swordfish"),)
-    act = acts_of(runs, passwords=passwords).start("stop", "night")
-    words, read = ended(act)
+    action = actions_of(runs, passwords=passwords).start("stop", "night")
+    words, read = ended(action)
     assert (words[0], words[-1]) == ("stop", "night")
     assert words[2:4] == ["-i", "a,b"]
     assert "--user=anna" in words
@@ -64,50 +64,51 @@ def test_a_command_gets_the_options_and_no_secret_in_its_words(runs: Path) -> No
     assert read["--become-password-file"] == "swordfish"
     assert "swordfish" not in str(words)
     assert "in a file" not in str(words)
-    assert act.outcome == "a host is unreachable (exit code 4)"
-    assert act.command == "train stop night"
+    assert action.outcome == "a host is unreachable (exit code 4)"
+    assert action.command == "train stop night"
 
 
 def test_a_job_of_this_machine_is_reached_as_at_its_start(runs: Path) -> None:
     inventories.keep(runs / "night", AnsibleOptions(("c,d",)), {})
-    words, _ = ended(acts_of(runs).start("stop", "night"))
+    words, _ = ended(actions_of(runs).start("stop", "night"))
     assert "-i" not in words
     asked = AnsibleOptions(("c,d",), (), (("--become-password-file=", "x"),))
     inventories.keep(runs / "night", asked, {})
-    words, _ = ended(acts_of(runs).start("stop", "night"))
+    words, _ = ended(actions_of(runs).start("stop", "night"))
     assert "a,b" in words, "the dashboard's own passwords are needed"
 
 
 def test_the_same_command_does_not_run_twice_at_a_time(runs: Path) -> None:
-    acts = acts_of(runs)
-    board = acts.start("tensorboard", "night")
+    actions = actions_of(runs)
+    board = actions.start("tensorboard", "night")
     with pytest.raises(UserError, match="`train tensorboard night` is already running"):
-        acts.start("tensorboard", "night")
-    ended(acts.start("stop", "night"))
-    assert [act.kind for act in acts.of_job("night")] == ["stop", "tensorboard"]
+        actions.start("tensorboard", "night")
+    ended(actions.start("stop", "night"))
+    assert [action.kind for action in actions.of_job("night")] == ["stop", "tensorboard"]
     wait_until(lambda: bool(board.address), board)
     assert board.address == "http://127.0.0.1:6006/abc/"
     began = time.monotonic()
-    acts.close()
+    actions.close()
     wait_until(lambda: board.code is not None, board)
     assert time.monotonic() - began < 20
-    assert acts.get(1) is board
-    assert acts.get(9) is None
+    assert actions.get(1) is board
+    assert actions.get(9) is None
 
 
-#: Starts an act, and ends like a dashboard that is ended, while the act still runs.
+#: Starts an action, and ends like a dashboard that is ended, while the action still runs.
 DASHBOARD = """
 import os, sys
 from pathlib import Path
 from tests.support.bare_ranks import wait_until
 from train.cli.ansible_options import AnsibleOptions
-from train.cli.dashboard.acts import Acts
+from train.cli.dashboard.actions import Actions
 
 given, marker = AnsibleOptions(("a,b",)), sys.argv[2]
-acts = Acts(given, {"train_job_runs_dir": sys.argv[1]}, (sys.executable, "-c", sys.argv[3], marker))
-act = acts.start("restart", "night")
-wait_until(lambda: bool(act.output), act)
-acts.close()
+program = (sys.executable, "-c", sys.argv[3], marker)
+actions = Actions(given, {"train_job_runs_dir": sys.argv[1]}, program)
+action = actions.start("restart", "night")
+wait_until(lambda: bool(action.output), action)
+actions.close()
 """
 #: Prints while its marker has no other content, then ends.
 PRINTS = """
@@ -132,13 +133,13 @@ def test_a_command_continues_when_the_dashboard_ends(runs: Path) -> None:
     wait_until(lambda: marker.read_text() == "completed", marker)
 
 
-def test_an_act_that_cannot_be_started_has_failed(
+def test_an_action_that_cannot_be_started_has_failed(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def kept(run_dir: Path) -> None:
         raise TypeError("odd file")
 
     monkeypatch.setattr(inventories, "kept", kept)
-    act = acts_of(runs).start("stop", "night")
-    wait_until(lambda: act.code is not None, act)
-    assert (act.code, act.output) == (1, ["odd file"])
+    action = actions_of(runs).start("stop", "night")
+    wait_until(lambda: action.code is not None, action)
+    assert (action.code, action.output) == (1, ["odd file"])

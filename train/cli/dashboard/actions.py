@@ -1,6 +1,6 @@
-"""Acts of viewers: commands of ``python -m train``, each in a process, with output and exit code.
+"""Actions of viewers: commands of ``python -m train``, with their output and exit codes.
 
-They continue when the dashboard ends, except TensorBoard.
+Each command runs in a process. Commands continue when the dashboard ends, except TensorBoard.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from train.gang.scratch import Scratch
 from train.host import plain_text
 
 STOP, RESTART, DOCTOR, TENSORBOARD = "stop", "restart", "doctor", "tensorboard"
-#: Maximum number of lines of an act, characters of a line, and number of acts to remember.
+#: Maximum number of lines of an action, characters of a line, and number of actions to remember.
 _LINES, _WIDTH, _MOST = 2_000, 1_000, 50
-#: Seconds between two looks at an act's output, and bytes to read at once.
-_LOOK_S, _BLOCK = 0.2, 65_536
+#: Seconds between two checks of an action's output, and bytes to read at once.
+_POLL_S, _BLOCK = 0.2, 65_536
 #: An address of TensorBoard on this machine.
 _ADDRESS = re.compile(r"http://127\.0\.0\.1:[0-9]{1,5}/[A-Za-z0-9_-]{1,64}/")
 #: Exit codes in words, as in ``python -m train --help``.
@@ -46,7 +46,7 @@ EXITS = {
 }
 
 
-class Act:
+class Action:
     """A command that was started.
 
     Attributes:
@@ -73,7 +73,7 @@ class Act:
 
     @property
     def outcome(self) -> str:
-        """How the act ended, in words."""
+        """How the action ended, in words."""
         if self.code is None:
             return "running"
         if self.code < 0:
@@ -88,8 +88,8 @@ class Act:
         return next((one.group() for one in found if one), "") if self.kind == TENSORBOARD else ""
 
 
-class Acts:
-    """Starts acts and remembers the last ones.
+class Actions:
+    """Starts actions and remembers the last ones.
 
     Args:
         inventory: the options of the dashboard's command line.
@@ -104,58 +104,58 @@ class Acts:
         program: Sequence[str] = (sys.executable, "-m", "train"),
     ) -> None:
         self._inventory, self._variables, self._program = inventory, variables, program
-        self._acts: dict[int, Act] = {}
+        self._actions: dict[int, Action] = {}
         self._lock = threading.Lock()
 
-    def all(self) -> list[Act]:
-        """Return the acts, newest first."""
-        return sorted(self._acts.values(), key=lambda act: -act.number)
+    def all(self) -> list[Action]:
+        """Return the actions, newest first."""
+        return sorted(self._actions.values(), key=lambda action: -action.number)
 
-    def get(self, number: int) -> Act | None:
-        """Return an act; None if there is none with this number."""
-        return self._acts.get(number)
+    def get(self, number: int) -> Action | None:
+        """Return an action; None if there is none with this number."""
+        return self._actions.get(number)
 
-    def of_job(self, job: str) -> list[Act]:
-        """Return the acts about a job, newest first."""
-        return [act for act in self.all() if act.job == job]
+    def of_job(self, job: str) -> list[Action]:
+        """Return the actions about a job, newest first."""
+        return [action for action in self.all() if action.job == job]
 
-    def start(self, kind: str, job: str = "", options: Sequence[str] = ()) -> Act:
+    def start(self, kind: str, job: str = "", options: Sequence[str] = ()) -> Action:
         """Start a command about a job, or about all hosts.
 
         Raise UserError if the same one is already running.
         """
         words = [kind, *options, *([job] if job else [])]
         with self._lock:
-            for act in self._acts.values():
-                if (act.kind, act.job) == (kind, job) and act.code is None:
-                    raise UserError(f"`{act.command}` is already running")
-            act = Act(max(self._acts, default=0) + 1, kind, job, words)
-            self._acts[act.number] = act
-            for number in sorted(self._acts)[:-_MOST]:
-                if self._acts[number].code is not None:
-                    del self._acts[number]
-        threading.Thread(target=self._run, args=(act, job, words), daemon=True).start()
-        return act
+            for action in self._actions.values():
+                if (action.kind, action.job) == (kind, job) and action.code is None:
+                    raise UserError(f"`{action.command}` is already running")
+            action = Action(max(self._actions, default=0) + 1, kind, job, words)
+            self._actions[action.number] = action
+            for number in sorted(self._actions)[:-_MOST]:
+                if self._actions[number].code is not None:
+                    del self._actions[number]
+        threading.Thread(target=self._run, args=(action, job, words), daemon=True).start()
+        return action
 
-    def end(self, act: Act) -> None:
-        """Interrupt an act, as Ctrl-C does."""
-        if act.process is not None and act.code is None:
-            act.process.send_signal(signal.SIGINT)
+    def end(self, action: Action) -> None:
+        """Interrupt an action, as Ctrl-C does."""
+        if action.process is not None and action.code is None:
+            action.process.send_signal(signal.SIGINT)
 
     def close(self) -> None:
-        """End TensorBoard, which needs the dashboard; leave all other acts running."""
-        for act in self._acts.values():
-            if act.kind == TENSORBOARD:
-                self.end(act)
+        """End TensorBoard, which needs the dashboard; leave all other actions running."""
+        for action in self._actions.values():
+            if action.kind == TENSORBOARD:
+                self.end(action)
 
-    def _run(self, act: Act, job: str, words: Sequence[str]) -> None:
+    def _run(self, action: Action, job: str, words: Sequence[str]) -> None:
         """Run a command to its end and collect its output. Runs in a thread."""
         try:
             # The output is a file without a name, which outlives the dashboard. A command whose
             # output is a closed pipe would stop following its job.
             with Scratch("dashboard") as folder, tempfile.TemporaryFile() as output:
                 given = [words[0], *self._options(job, folder), *words[1:]]
-                act.process = subprocess.Popen(
+                action.process = subprocess.Popen(
                     [*self._program, *given],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
@@ -163,12 +163,12 @@ class Acts:
                     env={**os.environ, "NO_COLOR": "1", "COLUMNS": "160"},
                     start_new_session=True,
                 )
-                for line in _lines_of(act.process, output.fileno()):
-                    act.lines.append(plain_text.clean(line.decode("utf-8", "replace"), _WIDTH))
-                act.code = act.process.wait()
-        except Exception as error:  # otherwise, the act would seem to run forever
-            act.lines.append(plain_text.clean(str(error) or type(error).__name__, _WIDTH))
-            act.code = int(Exit.FAILED)
+                for line in _lines_of(action.process, output.fileno()):
+                    action.lines.append(plain_text.clean(line.decode("utf-8", "replace"), _WIDTH))
+                action.code = action.process.wait()
+        except Exception as error:  # otherwise, the action would seem to run forever
+            action.lines.append(plain_text.clean(str(error) or type(error).__name__, _WIDTH))
+            action.code = int(Exit.FAILED)
 
     def _options(self, job: str, folder: Path) -> list[str]:
         """Return the options that reach the hosts. Variables and passwords are passed in files.
@@ -189,12 +189,12 @@ def _lines_of(process: subprocess.Popen[bytes], output: int) -> Iterator[bytes]:
     """Yield the lines that a process writes to a file, until it ends."""
     offset, rest, ended = 0, b"", False
     while not ended:
-        ended = process.poll() is not None  # before the last look
+        ended = process.poll() is not None  # before the last block is read
         while block := os.pread(output, _BLOCK, offset):  # leaves the process's position unchanged
             offset += len(block)
             *lines, rest = (rest + block).split(b"\n")
             yield from lines
         if not ended:
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
     if rest:
         yield rest
