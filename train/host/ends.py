@@ -12,7 +12,14 @@ from .processes import control_groups, read_text
 
 _NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded")
 #: Errors of Python and its libraries; C++ prints them before it aborts.
-_MEMORY = re.compile(r"^[\w.]*MemoryError\b|\bbad_alloc\b")
+_MEMORY = re.compile(r"^[\w.]*MemoryError\b|\bbad_alloc\b|\b[Cc]an(?:no|')t allocate memory\b")
+#: PyTorch's error, whose name may be that of main memory.
+_GPU_MEMORY = re.compile(r"\b(?:CUDA|HIP)(?: error:)? out of memory\b")
+#: Errors of a script after the kernel has killed one of its processes.
+_CHILD_KILLED = re.compile(
+    r"\bkilled by signal: Killed\b|\bexited unexpectedly\b|\bterminated abruptly\b|"
+    r"\bSIGKILL\b|\b(?:exit ?code|exit status):? -9\b"
+)
 _ABORTED = re.compile(
     r"^(?:%s|%s).*\bbad_alloc\b" % (log_shapes.TERMINATED, log_shapes.WHAT),
 )
@@ -36,12 +43,17 @@ _SERVER = re.compile(
     r"\bhttps?://(?:[^/\s@]*@)?(?P<a>[\w.-]+)|ConnectionPool\(host='(?P<b>[^']+)'|"
     r"[Rr]esolve host: '?(?P<c>[\w.-]+)|Cannot connect to host (?P<d>[\w.-]+)"
 )
+_OF_GPU = "its GPU was out of memory"
+#: The highest exit code of a shell whose command was killed by a signal.
+_LAST_SIGNAL = 192
 #: Signals caused by the process itself, in native code.
 CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 #: Maximum length of a reason.
 MAX_REASON = 300
 #: A disk with less than this many bytes free is full: a log line or a state no longer fits.
 _FULL = 65_536
+#: Bytes of a file that is written to see whether that is possible.
+_SMALL = 4096
 
 
 def _kills(path: str) -> int:
@@ -71,6 +83,18 @@ def disk_full(folder: str) -> bool:
     return disk.f_bavail * disk.f_frsize < _FULL or (disk.f_files > 0 and disk.f_favail == 0)
 
 
+def can_write(folder: str) -> bool:
+    """Return whether a small file can be written in ``folder``: its disk or a quota may be full."""
+    import tempfile  # slow to import
+
+    try:
+        with tempfile.TemporaryFile(dir=folder) as stream:
+            stream.write(bytes(_SMALL))
+    except OSError:
+        return False
+    return not disk_full(folder)
+
+
 def _signal_name(number: int) -> str:
     """Return a text such as ``SIGTERM (signal 15)``, or ``signal 40`` if it has no name."""
     try:
@@ -79,18 +103,20 @@ def _signal_name(number: int) -> str:
         return "signal %d" % number
 
 
-def _out_of_memory(error: List[str], held: str) -> str:
+def _out_of_memory(error: List[str], held: str, has_gpus: bool) -> str:
     """Return a text about the memory that ran out, or an empty string for other errors.
 
     If main memory ran out, the text is ``held``.
     """
+    if _GPU_MEMORY.search(error[0]):
+        return _OF_GPU
     if _MEMORY.search(error[0]):
         return held
     if _EXHAUSTED.search(error[0]):
         for line in filter(_NO_MEMORY.search, error):
             # The last device belongs to the memory; a compiled function has none.
-            on_host = _DEVICE.findall(line)[-1:] == ["CPU"]
-            return held if on_host else "its GPU was out of memory"
+            on_host = _DEVICE.findall(line)[-1:] == ["CPU"] or not has_gpus
+            return held if on_host else _OF_GPU
     return ""
 
 
@@ -110,7 +136,12 @@ def _unreached_server(error: List[str], before: List[str]) -> str:
 
 
 def explain(
-    returncode: int, log: str, killed: Tuple[int, int], peak_mb: int, full: str
+    returncode: int,
+    log: str,
+    killed: Tuple[int, int],
+    peak_mb: int,
+    full: str,
+    has_gpus: bool = True,
 ) -> Tuple[Optional[str], str]:
     """Return why a script ended that the launcher did not stop: the cause and the reason.
 
@@ -122,6 +153,7 @@ def explain(
         killed: by how much each number of ``memory_kills`` has grown since the rank's start.
         peak_mb: the peak main memory of the rank, in MiB.
         full: the folder whose disk is full; empty if there is none.
+        has_gpus: whether the rank may have used GPUs.
     """
     if returncode == 0:
         return None, ""
@@ -133,7 +165,7 @@ def explain(
         return _explain_signal(-returncode, lines, killed, held)
     found = tracebacks.ending(lines, returncode)
     prefix = "exited with code %d" % returncode
-    if found is None or (not found.certain and returncode > 128):
+    if found is None or (not found.certain and 128 < returncode <= _LAST_SIGNAL):
         if full:
             return end_causes.DISK, "%s; the disk that holds %s is full" % (prefix, full)
         return end_causes.EXIT, prefix
@@ -144,9 +176,13 @@ def explain(
         return end_causes.DISK, _reason(
             prefix, found.text, full and "the disk that holds %s is full" % full
         )
-    short = _out_of_memory(found.error, held)
+    short = _out_of_memory(found.error, held, has_gpus)
     if short:
         return end_causes.MEMORY, _reason(prefix, found.brief, short)
+    if any(killed) and any(map(_CHILD_KILLED.search, found.error)):
+        whose = "control group" if killed[0] else "host"
+        killer = "the kernel killed one of its processes because its %s was out of memory" % whose
+        return end_causes.MEMORY, _reason(prefix, found.text, killer)
     server = _unreached_server(found.error, found.before)
     if server:
         blamed = "this is not an error in the script: the host cannot reach %s" % server[:100]

@@ -52,6 +52,10 @@ class Life:
         elif taken.cpu_seconds - last.cpu_seconds > _POLLING * seconds:
             self._seen_at = now
 
+    def postpone(self, seconds: float) -> None:
+        """Leave out some seconds in which this host was suspended."""
+        self._seen_at += seconds
+
     def idle(self, now: float) -> float:
         """Return the seconds from the last activity to ``now``."""
         return now - self._seen_at

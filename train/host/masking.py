@@ -3,7 +3,7 @@
 Secrets are values of ``train_job_environment``, including each line of a value with several lines.
 A value is a secret if the name of its variable indicates one, such as ``API_TOKEN``, if it looks
 generated, or if it is a URL with a password. Other values, such as ``DATASET: cifar10``, are not
-masked in logs.
+masked in logs: a setting would hide ordinary words there.
 """
 
 from __future__ import annotations
@@ -18,10 +18,14 @@ MASK = "***"
 SHORTEST, SHORTEST_CUT = 4, 4
 
 _ANNOUNCED = re.compile(
-    r"TOKEN|SECRET|PASS|PWD|KEY|CREDENTIAL|AUTH|PRIVATE|COOKIE|SIGNATURE|WEBHOOK|DSN|"
-    r"(?:^|_)PIN(?:_|$)",
+    r"TOKEN(?!IZ)|SECRET|PASS|PWD|KEY|CREDENTIAL|AUTH(?!ORS?(?:_|$))|PRIVATE|COOKIE|SIGNATURE|"
+    r"WEBHOOK|DSN|(?:^|_)PIN(?:_|$)",
     re.IGNORECASE,
 )
+#: Values that ordinary settings have, such as ``MAX_TOKENS: "2048"``. A password may be a number.
+_ORDINARY = re.compile(r"true|false|none|null|auto|default", re.IGNORECASE)
+_SHORT_NUMBER = re.compile(r"[0-9]{1,5}|[0-9]{1,3}\.[0-9]{1,6}")
+_MAY_BE_A_NUMBER = re.compile(r"PASS(?!ES)|PWD|SECRET|(?:^|_)PIN(?:_|$)", re.IGNORECASE)
 _GENERATED = re.compile(r"(?=[A-Za-z+/_]*[0-9])(?=[0-9+/_]*[A-Za-z])[A-Za-z0-9+/_]{16}")
 _WITH_PASSWORD = re.compile(r"//[^/\s]*@")
 _PATH = re.compile(r"(?:~|\.{1,2})?/\S*")
@@ -29,7 +33,10 @@ _PATH = re.compile(r"(?:~|\.{1,2})?/\S*")
 
 def _is_secret(name: str, value: str) -> bool:
     if _ANNOUNCED.search(name):
-        return len(value) >= SHORTEST
+        is_setting = _ORDINARY.fullmatch(value) or (
+            _SHORT_NUMBER.fullmatch(value) and not _MAY_BE_A_NUMBER.search(name)
+        )
+        return len(value) >= SHORTEST and not is_setting
     if _WITH_PASSWORD.search(value):
         return True
     return _GENERATED.search(value) is not None and not _PATH.fullmatch(value)

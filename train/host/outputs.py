@@ -17,6 +17,8 @@ _RESULT = re.compile(
 _FOLDER = re.compile(
     r"(?:outputs?|results?|models?|ckpts?|checkpoints?|saved_models?|exports?|weights)$", re.I
 )
+#: The folder with Python's own files next to a package, which may be named ``models``.
+_COMPILED = "__pycache__"
 #: Maximum number of files to examine, time limit in seconds, and number of names to keep.
 _MOST, _SECONDS, _NAMED = 20_000, 2.0, 3
 
@@ -24,7 +26,9 @@ _MOST, _SECONDS, _NAMED = 20_000, 2.0, 3
 def _files(folder: str) -> Iterator[Tuple[str, os.stat_result]]:
     """Yield the relative path and the status of regular files below a folder, up to the limits."""
     deadline, number = time.monotonic() + _SECONDS, 0
-    for place, _, names in os.walk(folder):
+    for place, folders, names in os.walk(folder):
+        if _COMPILED in folders:
+            folders.remove(_COMPILED)
         for name in sorted(names):
             number += 1
             if number > _MOST or time.monotonic() > deadline:

@@ -24,9 +24,9 @@ class Pace:
     The time between two records with new steps is compared with the usual time of the same kind:
     between two steps, at the end of an epoch (where an unreported test or checkpoint may follow),
     or in another phase such as ``evaluating``. The limit is ``factor`` times the usual time (0: no
-    limit), but at least ``least`` seconds. Every kind except the time between two steps has no
-    limit until it has occurred twice. There is also no limit after the last epoch, or in an epoch
-    of unknown length.
+    limit), but at least ``least`` seconds. A kind has no limit until it has occurred: the time
+    between two steps once, the others twice. There is also no limit after the last epoch, or in an
+    epoch of unknown length.
     """
 
     def __init__(self, factor: float, least: float) -> None:
@@ -51,6 +51,11 @@ class Pace:
                     self._note(step - self.step, epoch != self._epoch, now - self._since)
                 self.step, self._epoch, self._since = step, epoch, now
             self._record = record
+
+    def postpone(self, seconds: float) -> None:
+        """Leave out some seconds in which the rank's steps could not be seen."""
+        self._since += seconds
+        self._seen_at += seconds
 
     def _note(self, steps: int, new_epoch: bool, gap: float) -> None:
         kind = self._phase()
@@ -97,9 +102,9 @@ class Pace:
             return ""
         kind = self._kind()
         gaps = self._usual.get(kind, ())
-        if kind == _TRAINING:
-            usual = _median(gaps) if gaps else 0.0
-        elif kind and len(gaps) > 1:
+        if kind == _TRAINING and gaps:
+            usual = _median(gaps)
+        elif kind != _TRAINING and kind and len(gaps) > 1:
             usual = max(gaps)
         else:
             return ""

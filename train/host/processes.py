@@ -120,14 +120,19 @@ def start_time(pid: int) -> Optional[int]:
 def init_start() -> Optional[int]:
     """Return the start of process 1 in clock ticks, which differs after a container was restarted.
 
-    Without process 1, this process would also have ended.
+    Without process 1, this process would also have ended. The result is None if processes of other
+    users are hidden.
     """
-    return start_time(1)
+    with contextlib.suppress(OSError):
+        return start_time(1)
+    return None
 
 
 def is_stopped(pid: Optional[int]) -> bool:
-    """Return whether a process is stopped by a signal or a debugger."""
-    return stat(pid)[:1] in (["T"], ["t"])
+    """Return whether a process is stopped by a signal or a debugger, as far as that is known."""
+    with contextlib.suppress(OSError):
+        return stat(pid)[:1] in (["T"], ["t"])
+    return False
 
 
 def is_alive(pid: Optional[int], started: Optional[int]) -> bool:

@@ -33,6 +33,7 @@ from . import (
     ends,
     framework_environment,
     frameworks,
+    gpus,
     json_files,
     leases,
     leftovers,
@@ -59,6 +60,8 @@ from .masking import Mask
 
 #: Seconds between two iterations of the supervisor; the rank's end and signals are noticed at once.
 TICK = 0.5
+#: Seconds by which an iteration of the watch is late if the machine was suspended.
+_SUSPENDED = 5.0
 _WAKING = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 #: Seconds that a hanging rank has to write its stacks.
 _DUMP = 5.0
@@ -257,9 +260,16 @@ class Supervisor:
         outcome: Optional[_Outcome] = None  # set if the supervisor has decided to end the rank
         kill_at = float("inf")
         dump_from: Optional[int] = None
+        waited_at = began
         while worker.returncode is None:
             woken = _wait(worker)
             now = time.monotonic()
+            # While the machine or its processes are suspended, this clock continues.
+            lost = now - waited_at - TICK
+            if lost > _SUSPENDED:
+                self._postpone(lost)
+                began += lost
+            waited_at = now
             self._read_console()
             self._read_progress(now)
             self._limit_files()
@@ -299,13 +309,14 @@ class Supervisor:
         self._limit_files()
         if dump_from is not None and outcome is not None:
             reason = outcome[2] + self._keep_stacks(dump_from)
-            hung = outcome[1] == end_causes.HUNG
             outcome = (*outcome[:2], reason)
-            if hung and ends.disk_full(self.rank_dir):
-                # It waits to write, which its log cannot show.
-                reason = "%s; the disk that holds %s is full" % (reason, self.rank_dir)
-                outcome = (records.FAILED, end_causes.DISK, reason)
         self._finish(outcome or self._own_end(worker.returncode), worker.returncode)
+
+    def _postpone(self, seconds: float) -> None:
+        """Leave out some seconds from all durations after which a rank is ended or reported."""
+        self._pace.postpone(seconds)
+        self._life.postpone(seconds)
+        self._printed_at += seconds
 
     def _own_end(self, returncode: int) -> _Outcome:
         of_group, of_host = (n - m for n, m in zip(ends.memory_kills(), self._killed_before))
@@ -315,7 +326,8 @@ class Supervisor:
         kills = (of_group, of_host if large else 0)
         log = self._log.read_last(_LAST_LINES).decode(errors="replace")
         full = self.rank_dir if ends.disk_full(self.rank_dir) else ""
-        cause, reason = ends.explain(returncode, log, kills, peak_mb, full)
+        has_gpus = self.spec["gpus"] != [] and bool(gpus.device_nodes())
+        cause, reason = ends.explain(returncode, log, kills, peak_mb, full, has_gpus)
         return records.FAILED if cause else records.COMPLETED, cause, reason
 
     def _request(self, signum: int) -> Tuple[_Outcome, float]:
@@ -377,9 +389,14 @@ class Supervisor:
             reason = "made its last step %.0f s ago and did not exit (train_job_exit_timeout)"
             return records.COMPLETED, end_causes.LINGERED, reason % finished
         reason = self._pace.overdue(now)
-        if reason:
-            return records.FAILED, end_causes.HUNG, reason + " (train_job_hang_factor)"
-        return None
+        if not reason:
+            return None
+        if not ends.can_write(self.rank_dir):
+            # Its records are lost, so it may be making steps.
+            self._note_once("steps cannot be seen, because %s cannot be written" % self.rank_dir)
+            self._pace.postpone(self.spec["hang_min_seconds"])
+            return None
+        return records.FAILED, end_causes.HUNG, reason + " (train_job_hang_factor)"
 
     def _late(self, elapsed: float, now: float) -> str:
         """Return a reason if the rank has taken too long to start, or an empty string.

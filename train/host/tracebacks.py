@@ -82,7 +82,7 @@ _EXCEPTION = re.compile(
 )
 #: The same without a traceback: only unambiguous names.
 _BARE = re.compile(
-    r"^(?:Exception(?=:)|[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Timeout)\b).*"
+    r"^(?:Exception(?=:)|[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Timeout))(?::.*)?$"
 )
 _NO_NAMES = frozenset(
     "wandb usage Usage loss step epoch INFO WARNING ERROR DEBUG CRITICAL FATAL Epoch Step "
@@ -124,10 +124,11 @@ _PROCESS_FRAME = re.compile(
 _THREAD_FRAME = re.compile(
     r'/threading\.py", line \d+, in _bootstrap|multiprocessing/queues\.py", line \d+, in _feed$'
 )
-#: Errors of other parts of a job after one part has failed.
+#: Errors of other parts of a job after one part has failed, such as a process that was started.
 _CONSEQUENCE = re.compile(
     r"^(?:[\w.]+\.)?(?:BrokenPipeError|ConnectionResetError|ConnectionAbortedError|"
-    r"ConnectionRefusedError|EOFError|CancelledError)\b"
+    r"ConnectionRefusedError|EOFError|CancelledError|CalledProcessError|ChildFailedError|"
+    r"ProcessExitedException)\b"
 )
 _CLOSED = re.compile(r"^(?:BrokenPipeError|EOFError)\b")
 

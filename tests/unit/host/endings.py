@@ -87,6 +87,27 @@ AFTERWARDS = {
         BUG + TRACE.replace("main", "loader") + "BrokenPipeError: [Errno 32]\n",
         REPORTED,
     ),
+    "a program that the script started": (
+        BUG + TRACE + "subprocess.CalledProcessError: Command '['python', 'prepare.py']' returned "
+        "non-zero exit status 1.\n",
+        REPORTED,
+    ),
+    "a rank of torchrun": (
+        "".join(f"[rank0]: {line}\n" for line in BUG.splitlines())
+        + TRACE
+        + "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
+        + "=" * 60
+        + "\ntrain.py FAILED\n",
+        REPORTED,
+    ),
+    "a process of torch.multiprocessing": (
+        SPAWNED
+        + "ValueError: label 12 of 10\n"
+        + TRACE
+        + "torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with exit "
+        "code 1\n",
+        "ValueError: label 12 of 10",
+    ),
     "a task of asyncio": (
         BUG + "Task exception was never retrieved\n"
         "future: <Task finished name='Task-2' coro=<g() done> exception=ConnectionResetError()>\n"
@@ -320,6 +341,10 @@ EXCEPTIONS = {
 }
 
 WITHOUT_EXCEPTION = {
+    "a sentence about an exception": (
+        "ConnectionError was handled, trying again\nno data left, giving up\n",
+        "exited with code 1; its last line: no data left, giving up",
+    ),
     "sys.exit with a text": (
         "step 3\nno data in /data/train: is it mounted?\n",
         "code 1; its last line: no data in /data/train: is it mounted?",

@@ -8,6 +8,7 @@ about a download.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,13 @@ from train.host import end_causes, ends
 from train.host.processes import read_text
 
 NONE = (0, 0)
+CHILD_KILLED = (
+    "RuntimeError: DataLoader worker (pid 1234) is killed by signal: Killed.",
+    "RuntimeError: DataLoader worker (pid(s) 1234) exited unexpectedly",
+    "concurrent.futures.process.BrokenProcessPool: A process in the process pool was terminated "
+    "abruptly while the future was running or pending.",
+    "subprocess.CalledProcessError: Command '['prepare']' died with <Signals.SIGKILL: 9>.",
+)
 XLA_OOM = "a.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes."
 NUMPY = "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 4 GiB"
 NOT_REACHED = "this is not an error in the script: the host cannot reach %s"
@@ -114,12 +122,52 @@ NOT_FOUND = "Exception: URL fetch failure on https://a.org/b.npz: 404 -- Not Fou
             "111",
         ),
         (-40, "", NONE, "", end_causes.SIGNAL, "was killed by signal 40"),
+        # sys.exit(-1); codes from 129 to 192 are those of shells, whose last line explains nothing.
+        (255, "no data in /data", NONE, "", end_causes.EXIT, "code 255; its last line: no data"),
+        (137, "step 5", NONE, "", end_causes.EXIT, "exited with code 137"),
+        *(
+            (1, error, (1, 1), "", end_causes.MEMORY, f"{error}; the kernel killed one of its")
+            for error in CHILD_KILLED
+        ),
+        *((1, error, NONE, "", end_causes.EXIT, error) for error in CHILD_KILLED),
+        *(
+            (1, error, NONE, "", end_causes.MEMORY, "; its GPU was out of memory")
+            for error in (
+                "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB.",
+                "RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 7.93 GiB)",
+                "torch.cuda.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB.",
+            )
+        ),
+        *(
+            (1, error, NONE, "", end_causes.MEMORY, "; its peak memory use was 700 MiB")
+            for error in (
+                "RuntimeError: [enforce fail at alloc_cpu.cpp:75] DefaultCPUAllocator: can't "
+                "allocate memory: you tried to allocate 4096 bytes.",
+                "OSError: [Errno 12] Cannot allocate memory",
+            )
+        ),
     ],
 )
 def test_causes(code: int, log: str, killed: Any, full: str, cause: Any, reason: str) -> None:
     found, text = ends.explain(code, log, killed, 700, full)
     assert found == cause
     assert reason in text
+
+
+def test_a_rank_without_gpus_exhausts_main_memory() -> None:
+    found, text = ends.explain(1, XLA_OOM, NONE, 700, "", has_gpus=False)
+    assert found == end_causes.MEMORY
+    assert "its peak memory use was 700 MiB" in text
+
+
+def test_a_small_file_shows_whether_a_folder_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ends.can_write(str(tmp_path))
+    assert os.listdir(tmp_path) == []
+    assert not ends.can_write(str(tmp_path / "missing"))
+    monkeypatch.setattr(ends, "disk_full", lambda folder: True)
+    assert not ends.can_write(str(tmp_path))
 
 
 @pytest.mark.parametrize(

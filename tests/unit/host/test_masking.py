@@ -17,6 +17,9 @@ KEY = "-----BEGIN KEY-----\nMIIEvQIBADANBg\nkqhkiG9w0BAQ\n-----END KEY-----"
         ("HF", "hf_AbCd1234EfGh5678", "it is hf_AbCd1234EfGh5678!", "it is ***!"),
         ("PROXY", "http://me:pw@proxy", "via http://me:pw@proxy:1", "via ***:1"),
         ("API_TOKEN", "hunter2-is-secret", "cut off: hunter2-is-s", "cut off: ***"),
+        ("DB_PASSWORD", "12345", "login with 12345 failed", "login with *** failed"),
+        ("API_TOKEN", "123456", "no 123456 here", "no *** here"),
+        ("AUTHORIZATION", "Basic abc", "sent Basic abc", "sent ***"),
         ("API_TOKEN", "a b/c", "GET /?token=a%20b%2Fc", "GET /?token=***"),
         ("API_TOKEN", 'say "x" \\ y', "KeyError: 'say \"x\" \\\\ y'", "KeyError: '***'"),
         ("SSH_KEY", KEY, "read MIIEvQIBADANBg and more", "read *** and more"),
@@ -45,6 +48,13 @@ def test_secrets_are_masked(name: str, value: str, text: str, masked: str) -> No
         ("DEBUG", "true"),
         ("PIN", "123"),
         ("EMPTY", ""),
+        ("TOKENIZERS_PARALLELISM", "false"),
+        ("USE_AUTH_TOKEN", "False"),
+        ("TOKENIZER", "bert-base-uncased"),
+        ("MAX_NEW_TOKENS", 2048),
+        ("KEY_FRAME_RATE", "0.25"),
+        ("WARMUP_PASSES", 1000),
+        ("AUTHOR", "anna"),
     ],
 )
 def test_harmless_values_stay_readable(name: str, value: object) -> None:

@@ -28,6 +28,13 @@ def test_files_that_look_like_results(tmp_path: Path) -> None:
     assert outputs.left_behind(str(tmp_path), 2000.0, ["*.h5", "outputs", "**/*.keras"])[0] == 1
 
 
+def test_compiled_files_of_a_package_are_not_results(tmp_path: Path) -> None:
+    for name in ("models/__pycache__/net.cpython-311.pyc", "models/net.bin"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("1")
+    assert outputs.left_behind(str(tmp_path), 0.0, []) == (1, 1, ["models/net.bin"])
+
+
 @pytest.mark.parametrize(
     ("globs", "found"),
     [

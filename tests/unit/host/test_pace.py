@@ -29,6 +29,25 @@ def test_a_rank_that_makes_no_step_is_overdue() -> None:
     assert watched.overdue(30.0) == ""
 
 
+def test_the_time_between_two_steps_must_be_known() -> None:
+    """A script may report only every thousandth step, or its first one before it compiles."""
+    watched = pace.Pace(factor=20, least=180)
+    watched.feed([{"phase": "training", "step": 0}], 0.0)
+    assert watched.overdue(10_000) == ""
+    watched.feed([{"step": 500}], 300.0)
+    assert watched.overdue(300.0 + 20 * 300) == ""
+    assert "the limit is 6000 s" in watched.overdue(300.0 + 20 * 300 + 1)
+
+
+def test_time_in_which_steps_could_not_be_seen_does_not_count() -> None:
+    watched = pace.Pace(factor=10, least=5)
+    watched.feed([record(99)], 1.0)
+    watched.feed([record(100)], 2.0)
+    watched.postpone(500.0)
+    assert watched.overdue(502.0) == ""
+    assert watched.finished_for(503.0) == 1.0
+
+
 def test_a_phase_has_no_limit_before_it_has_been_seen_twice() -> None:
     watched = pace.Pace(factor=2, least=1)
     now = 0.0
