@@ -31,7 +31,7 @@ from train.gang.watch.outcome import (
     who_lost_contact,
 )
 from train.gang.watch.polling import Limits
-from train.gang.watch.views import View, is_secondary, views_in_training
+from train.gang.watch.views import View, is_secondary, lost_a_connection, views_in_training
 from train.host import frameworks, records
 from train.host.end_causes import PREEMPTED, START_TIMEOUT
 from train.host.probe import OPEN, REFUSED
@@ -134,7 +134,7 @@ class Verdict:
         by_itself = (
             view
             for view in failed
-            if not is_secondary(view)
+            if not self._is_secondary(view)
             and not (view.target.host in hosts and causes.failure_in(view.state).from_outside)
         )
         return [] if any(by_itself) else noticed
@@ -163,7 +163,7 @@ class Verdict:
         if self._suspect is None or self._suspect[0] not in failed:
             self._suspect = (failed[0], now)
         first, since = self._suspect
-        primary = [view for view in failed if not is_secondary(view)]
+        primary = [view for view in failed if not self._is_secondary(view)]
         if primary:
             # If several are at fault, the first to end counts.
             first = first_of(primary)
@@ -185,6 +185,9 @@ class Verdict:
         if self._fallen.done and not began and (found := self._fallen.finding()):
             return self._found_at(found, now)
         return self._lost_by_all(failed, now, now - since) if now - since > pause else None
+
+    def _is_secondary(self, view: View) -> bool:
+        return len(self.views) > 1 and is_secondary(view)
 
     def _completed_alone(self) -> View | None:
         """Return a rank that has finished its training without the others, or None."""
@@ -340,13 +343,18 @@ class Verdict:
                 frozen = "is stopped by a signal or a debugger"
                 about = {"cause": cause_names.FROZEN, "reason": frozen}
             return failed_at(self.views, lost, now=now, **about, reported_by=first)
-        left = rank_that_left(self.views, failed)
+        # A connection that Python reports may have been to a server outside of the gang.
+        unsure = all(map(lost_a_connection, failed))
+        left = None if unsure else rank_that_left(self.views, failed)
         if left is not None:
             about = {"cause": cause_names.LEFT, "reason": how_it_left(left), "reported_by": first}
             return failed_at(self.views, left, now=now, **about)
         contact = who_lost_contact(self.views, failed, *self._paths())
         if contact is None:
-            cause = cause_names.NETWORK if first.state.get("exit_code") is not None else ""
+            tried, broken = self._paths()
+            is_open = unsure and tried and not broken
+            ended = first.state.get("exit_code") is not None
+            cause = cause_names.NETWORK if ended and not is_open else ""
             return failed_at(self.views, first, now=now, cause=cause)
         living = [v for v in self.views if v.target.task in self._peers and not v.final]
         if contact.one_word and len(self._peers) > 2 and living and waited < WORDS_WAIT:

@@ -43,17 +43,30 @@ GONE = 15.0
 _BEGINNING = ("loading", "starting", "waiting")
 
 #: Messages in the log of a rank that failed because another one did.
-_SECONDARY = re.compile(
-    r"UnavailableError|AbortedError|CancelledError|DeadlineExceededError|coordination service|"
-    r"CoordinationService|heartbeat|Connection reset by peer|Socket closed|Connection refused|"
-    r"failed to connect to all addresses|Barrier|barrier|recvmsg|"
+_OF_FRAMEWORK = (
     r"TrainingError: \S+ \(\S+\) was unresponsive|"
     # gloo, with which JAX and PyTorch exchange data of CPUs, and NCCL
     r"\bgloo/transport/|\bGloo [\w-]+ failed|Connection closed by (?:remote )?peer|"
     r"ncclRemoteError|remote process exit|collective operation timeout|"
     # PyTorch's store and JAX's service, to which all ranks connect
     r"Did the remote server shutdown or crash|DistStoreError|DistNetworkError|"
-    r"GetKeyValue\(\) timed out|(?:sendBytes|recvValue) failed",
+    r"GetKeyValue\(\) timed out|(?:sendBytes|recvValue) failed"
+)
+#: The same in output of TensorFlow or JAX. In an error of the script, these words prove nothing.
+_SECONDARY = re.compile(
+    r"UnavailableError|AbortedError|CancelledError|DeadlineExceededError|coordination service|"
+    r"CoordinationService|heartbeat|Connection reset by peer|Socket closed|Connection refused|"
+    r"failed to connect to all addresses|Barrier|barrier|recvmsg|" + _OF_FRAMEWORK,
+)
+_LOST_BY_FRAMEWORK = re.compile(
+    _OF_FRAMEWORK
+    + r"|^(?:[\w.]+\.)?(?:UnavailableError|AbortedError|CancelledError|DeadlineExceededError)\b"
+)
+#: Python's errors of a connection, which may have been one to another rank, or to any server.
+_LOST_CONNECTION = re.compile(
+    r"^(?:[\w.]+\.)?(?:Connection\w*Error|BrokenPipeError)\b|"
+    r"^(?:RuntimeError|OSError): .{0,40}"
+    r"(?:Connection reset by peer|Connection refused|Socket closed|Broken pipe)"
 )
 #: Messages with which JAX and NCCL abort the process of a rank that lost another one.
 _ABORTED = re.compile(
@@ -64,11 +77,14 @@ _ABORTED = re.compile(
 _WITH_ANOTHER = "ends with another rank, asked to end"
 
 _OF_TENSORFLOW = re.compile(r"tensorflow\.")
+_OF_JAX = re.compile(r"jax(?:lib)?\.|(?:[\w.]+\.)?XlaRuntimeError\b")
 #: TensorFlow's errors about a rank's own actions, unless another rank reported them.
 _OF_ITS_OWN = re.compile(
     r"tensorflow\.[\w.]*\.(?:NotFoundError|InvalidArgumentError|ResourceExhaustedError|DataLossError|"
     r"PermissionDeniedError|AlreadyExistsError|OutOfRangeError|UnimplementedError)\b"
 )
+#: Causes that concern only a rank's own host, although their texts may be about connections.
+_OF_ONE_HOST = (end_causes.DOWNLOAD, end_causes.MEMORY, end_causes.DISK)
 _REPORTED = re.compile(r"Error reported from /job:|remote target /job:")
 
 
@@ -323,6 +339,18 @@ def views_in_training(views: Sequence[View]) -> list[View]:
     return training or workers or list(views)
 
 
+def lost_a_connection(view: View) -> bool:
+    """Return whether only Python itself reports that a failed rank lost a connection.
+
+    It may have been a connection to a server that is not a part of the gang.
+    """
+    exception = exception_in(str(view.state.get("reason") or ""))
+    of_framework = any(
+        pattern.search(exception) for pattern in (_OF_TENSORFLOW, _OF_JAX, _LOST_BY_FRAMEWORK)
+    )
+    return not of_framework and bool(_LOST_CONNECTION.search(exception))
+
+
 def is_secondary(view: View) -> bool:
     """Return whether a failed rank seems to have failed or hung because of another rank."""
     if view.state.get("stuck_in_framework"):
@@ -330,7 +358,7 @@ def is_secondary(view: View) -> bool:
     exit_code = view.state.get("exit_code")
     if exit_code == -signal.SIGABRT:
         return any(_ABORTED.search(line) for line in view.end_of_log)
-    if exit_code is None or exit_code < 0:
+    if exit_code is None or exit_code < 0 or view.state.get("cause") in _OF_ONE_HOST:
         return False
     if exit_code in TERMINATED:
         # Messages of TensorFlow about ranks that ended with it do not show why it was asked to end.
@@ -340,8 +368,11 @@ def is_secondary(view: View) -> bool:
     exception, lines = exception_in(reason), list(view.tail)
     if known_fault(exception):
         return False
-    if exception and not _OF_TENSORFLOW.match(exception):
+    if _OF_JAX.match(exception):
         return bool(_SECONDARY.search(exception))
+    if exception and not _OF_TENSORFLOW.match(exception):
+        by_framework = _LOST_BY_FRAMEWORK.search(exception)
+        return bool(by_framework or _LOST_CONNECTION.search(exception))
     if _REPORTED.search(exception):
         return True
     if _OF_ITS_OWN.match(exception):

@@ -27,6 +27,7 @@ from train.gang import cause_names
 from train.gang.watch import verdict
 from train.gang.watch.outcome import GangOutcome, result_of
 from train.gang.watch.views import Target
+from train.host import end_causes
 
 States = dict[str, Told]
 
@@ -240,6 +241,25 @@ def test_a_rank_that_left_is_at_fault_and_not_one_that_lost_it(
     assert (outcome.root_cause, outcome.cause) == ("worker-1", cause)
     assert words in outcome.message.splitlines()[0]
     assert "the same number of steps" in outcome.message
+
+
+SERVER_REFUSED = failed(
+    "exited with code 1: ConnectionRefusedError: [Errno 111] Connection refused",
+    **{"cause": end_causes.EXIT, "ended_at": 31.0},
+)
+
+
+@pytest.mark.parametrize(
+    "others",
+    [{}, {"worker_1": [LEFT], "worker_2": [LEFT]}, {"worker_1": [STEPPING], "worker_2": [LEFT]}],
+)
+def test_a_server_outside_of_the_gang_may_have_refused_a_connection(
+    gang: Make, others: States
+) -> None:
+    """If all ranks can reach each other, neither the network nor a rank that completed is blamed."""
+    outcome = gang(Hosts(worker_0=[SERVER_REFUSED], **others), **three(set())).follow()
+    assert (outcome.root_cause, outcome.cause) == ("worker-0", end_causes.EXIT)
+    assert "ConnectionRefusedError" in outcome.message.splitlines()[0]
 
 
 @pytest.mark.parametrize(

@@ -126,10 +126,23 @@ def test_an_error_of_tensorflow_about_the_ranks_own_work_is_its_own(
         ("RuntimeError: mat1 and mat2 shapes cannot be multiplied (64x10 and 784x32)", False),
         ("ValueError: the data of step 40 is bad", False),
         ("jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Out of memory", False),
+        ("jax.errors.JaxRuntimeError: ABORTED: Barrier failed: a task has died", True),
+        ("ValueError: the Barrier option must be positive", False),
+        ("KeyError: 'heartbeat'", False),
+        ("MyError: Connection refused by policy", False),
+        ("ConnectionRefusedError: [Errno 111] Connection refused", True),
+        ("requests.exceptions.ConnectionError: ('Connection aborted.', Error(104))", True),
+        ("RuntimeError: Connection reset by peer", True),
     ],
 )
 def test_errors_of_jax_and_pytorch_about_another_rank(error: str, secondary: bool) -> None:
     assert is_secondary(fallen("worker-1", reason=f"exited with code 1: {error}")) is secondary
+
+
+@pytest.mark.parametrize("cause", [end_causes.DOWNLOAD, end_causes.MEMORY, end_causes.DISK])
+def test_what_concerns_one_host_is_not_blamed_on_another(cause: str) -> None:
+    reason = "exited with code 1: urllib.error.URLError: <urlopen error Connection refused>"
+    assert not is_secondary(fallen("worker-1", LOST, cause=cause, reason=reason))
 
 
 @pytest.mark.parametrize(
