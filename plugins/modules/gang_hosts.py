@@ -25,6 +25,10 @@ options:
     description: Why hosts are excluded that could not join a job that should have grown, by host.
     type: dict
     default: {}
+  automatic:
+    description: Whether the attempt follows a failed one without a user's command.
+    type: bool
+    default: false
   job:
     description: The job's id; empty if it is not chosen yet.
     type: str

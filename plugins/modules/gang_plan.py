@@ -26,6 +26,10 @@ options:
     description: The number of the attempt, from 1.
     type: int
     required: true
+  automatic:
+    description: Whether the attempt follows a failed one without a user's command.
+    type: bool
+    default: false
   grown:
     description: Whether the previous attempt was ended so that more hosts can join.
     type: bool

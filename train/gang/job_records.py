@@ -65,6 +65,7 @@ class Attempt(_Attempt, total=False):
 
     grown: bool  # whether the previous attempt was ended to continue with more hosts
     preempted: bool  # the same, to continue without a host that was preempted
+    requested: bool  # whether a user, or a batch system, started it
 
 
 class Policy(TypedDict):

@@ -249,14 +249,16 @@ def task_order(task: str) -> Tuple[int, int]:
 
 
 def restarts_made(manifest: Mapping[str, Any]) -> int:
-    """Return how often a job was restarted.
+    """Return how often a job was restarted without a user since a user last started it.
 
     Attempts that were never staged do not count, nor those with which a job grew, or left a host
     that was preempted.
     """
+    known = manifest["attempts"]
+    last = max((n for n, one in enumerate(known) if one.get("requested")), default=0)
     attempts = [
         one
-        for one in manifest["attempts"]
+        for one in known[last:]
         if one["staged"] and not (one.get("grown") or one.get("preempted"))
     ]
     return max(0, len(attempts) - 1)

@@ -44,6 +44,13 @@ def test_only_attempts_that_were_staged_count_as_restarts() -> None:
     assert restarts(True, True, True) == 2
 
 
+def test_a_user_who_starts_a_job_again_grants_new_restarts() -> None:
+    requested = [True, False, False, True, False]
+    attempts = [{"staged": True, "requested": each} for each in requested]
+    made = [records.restarts_made({"attempts": attempts[:count]}) for count in range(1, 6)]
+    assert made == [0, 1, 2, 0, 1]
+
+
 def test_attempts_with_which_a_job_grew_are_no_restarts() -> None:
     attempts = [{"staged": True}, {"staged": True, "grown": False}, {"staged": True, "grown": True}]
     attempts.append({"staged": True, "preempted": True})

@@ -14,15 +14,18 @@ from train.gang.plan import machine_ranks, placement, renaming
 from train.host import json_files
 from train.host.host_facts import HostFacts
 
+#: Beginnings of the names of training ranks.
+_TRAINING = ("chief-", "worker-")
+
 
 def choose_hosts(play: connections.Play, args: Args) -> dict[str, object]:
     """Choose the hosts of an attempt from the results of ``gang_check``.
 
-    Hosts in ``without`` are excluded for the given reasons. If the hosts of a later attempt would
-    have different versions of the framework, those with another version than the job's are excluded
-    as well, unless the others are not enough. ``warnings`` are about excluded hosts, and about
-    machines with several names. Raise UserError if the remaining hosts are not enough,
-    NothingAnsweredError if no host answered.
+    Hosts in ``without`` are excluded for the given reasons. An ``automatic`` restart does not
+    change the size of a job. If the hosts of a later attempt would have different versions of the
+    framework, those with another version than the job's are excluded as well, unless the others are
+    not enough. ``warnings`` are about excluded hosts, and about machines with several names. Raise
+    UserError if the remaining hosts are not enough, NothingAnsweredError if no host answered.
     """
     groups = {
         kind: machine_ranks.in_order(hosts, play.machine_of)
@@ -35,6 +38,16 @@ def choose_hosts(play: connections.Play, args: Args) -> dict[str, object]:
     if not first:
         manifest = _known_manifest(play, checks, args)
         earlier = [rank["host"] for rank in manifest["ranks"]]
+    warnings = []
+    if not first and args["automatic"]:
+        groups, new = _of_the_job(groups, manifest, least=int(args["min_workers"]))
+        checks = {host: checks[host] for members in groups.values() for host in members}
+        if new:
+            verb = "is" if len(new) == 1 else "are"
+            warnings = [
+                f"{login_failures.names_of(new)} {verb} not used, because the job was started "
+                f"without {'it' if len(new) == 1 else 'them'}: `restart` uses all hosts"
+            ]
     missing, found, unreachable = _facts(play, checks, first)
     machines = {host: facts["machine"] for host, facts in found.items()}
     missing = {**(args["without"] or {}), **missing}
@@ -60,9 +73,35 @@ def choose_hosts(play: connections.Play, args: Args) -> dict[str, object]:
     for host in machines:
         plugin, address, port, _ = play.connection(host)
         reached[host] = "local" if plugin == "local" else f"{address} port {port or 22}"
-    warnings = placement.aliases(machines, reached)
+    warnings += placement.aliases(machines, reached)
     warnings += _left_out(chosen["left_out"])
     return {**chosen, "warnings": warnings}
+
+
+def _of_the_job(
+    groups: Mapping[str, list[str]], manifest: Manifest, least: int
+) -> tuple[dict[str, list[str]], list[str]]:
+    """Return the hosts of a job that is restarted automatically, and those that are new to it.
+
+    The inventory may be another one than at the start, because any control node can follow a job.
+    Raise UserError if it has too few hosts.
+    """
+    trainers = [rank for rank in manifest["ranks"] if rank["task"].startswith(_TRAINING)]
+    wanted = [*groups.get("chief", ()), *groups.get("worker", ())]
+    size = len(trainers)
+    if len(wanted) < (min(least, size) if least else size):
+        raise UserError(
+            f"the inventory has {len(wanted)} of the job's {size} workers: use the inventory with "
+            "which the job was started, or start its next attempt with `restart`"
+        )
+    known = {rank["host"] for rank in manifest["ranks"]}
+    for attempt in manifest["attempts"]:
+        known |= {*attempt["ranks"].values(), *attempt["left_out"]}
+    # A host may have another name now, so new ones are used as far as they are needed.
+    unknown = [host for host in wanted if host not in known]
+    needed = max(0, size - (len(wanted) - len(unknown)))
+    new = unknown[needed:]
+    return {kind: [h for h in hosts if h not in new] for kind, hosts in groups.items()}, new
 
 
 def _known_manifest(play: connections.Play, checks: Mapping[str, Returned], args: Args) -> Manifest:

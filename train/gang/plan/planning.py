@@ -116,6 +116,8 @@ def plan_attempt(play: connections.Play, args: Args) -> dict[str, object]:
     runs_dir = Path(args["runs_dir"]).expanduser().resolve()
     if attempt > 1:
         manifest, run_dir = run_folders.read_manifest(job, runs_dir), runs_dir / job
+        if not args["automatic"]:
+            manifest = {**manifest, "policy": args["settings"]["policy"]}
         archive = run_dir / rank_files.ARCHIVE_FILE
         script_files.check_archive(archive, manifest["code_sha256"])
         script_files.check_arguments(manifest, archive, configs)
@@ -278,6 +280,7 @@ def _with_attempt(
         "left_out": dict(args["placement"]["left_out"]),
         "grown": bool(args["grown"]),
         "preempted": bool(args["preempted"]),
+        "requested": not args["automatic"],
     }
     return {
         **manifest,

@@ -27,7 +27,7 @@ def choose(results: dict[str, Any], hosts: Any = NAMES, **changed: Any) -> Any:
     checks = {name: results.get(name, fine(name)) for name in NAMES}
     groups = {"chief": [], "worker": ["node-0", "node-1"], "spare": ["node-2"]}
     args = {"groups": groups, "attempt": 1, "checks": "checks", "min_workers": 0}
-    args["without"] = {}
+    args |= {"without": {}, "automatic": False}
     return choosing.choose_hosts(a_play(checks, hosts), {**args, **changed})
 
 
@@ -123,6 +123,42 @@ def test_a_later_attempt_leaves_out_a_host_with_another_version(tmp_path: Path) 
     # Without enough other hosts, the plan names the different versions.
     mixed = {**found, "node-1": with_version("node-1", "2.20.0"), "node-2": AWAY}
     assert choose(mixed, **{**later, "min_workers": 0})["hosts"] == ["node-0", "node-1"]
+
+
+@pytest.mark.parametrize(
+    ("workers", "least", "chosen"),
+    [
+        (["node-0", "node-1", "node-2"], 0, ["node-0", "node-1"]),  # one is new
+        (["node-2", "node-1"], 0, ["node-1", "node-2"]),  # one may only have a new name
+        (["node-1"], 1, ["node-1"]),
+        (["node-1"], 0, None),
+        ([], 1, None),
+    ],
+)
+def test_an_automatic_restart_keeps_the_size_of_the_job(
+    tmp_path: Path, workers: list[str], least: int, chosen: list[str] | None
+) -> None:
+    """Another control node may follow the job with another inventory."""
+    (tmp_path / "night").mkdir()
+    ranks = {f"worker-{n}": f"node-{n}" for n in (0, 1)}
+    listed = [{"host": host, "task": task} for task, host in ranks.items()]
+    attempts = [{"ranks": ranks, "left_out": {}}]
+    manifest = {"job": "night", "attempt": 1, "ranks": listed, "hosts": {}, "attempts": attempts}
+    (tmp_path / "night/manifest.json").write_text(json.dumps(manifest))
+    groups = {"chief": [], "worker": workers, "spare": []}
+    later = {"attempt": 2, "job": "night", "runs_dir": str(tmp_path), "min_workers": least}
+    if chosen is None:
+        words = rf"the inventory has {len(workers)} of the job's 2 workers: use the inventory with"
+        with pytest.raises(UserError, match=words):
+            choose({}, **later, groups=groups, automatic=True)
+        return
+    found = choose({}, **later, groups=groups, automatic=True)
+    assert (found["hosts"], found["left_out"]) == (chosen, {})
+    new = [host for host in workers if host not in chosen]
+    assert [line.split(" is not used")[0] for line in found["warnings"]] == new
+    # A user who starts the next attempt chooses its hosts.
+    if workers:
+        assert len(choose({}, **later, groups=groups)["hosts"]) == len(workers)
 
 
 def test_one_machine_under_two_names_is_a_warning() -> None:

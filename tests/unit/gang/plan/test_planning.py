@@ -58,7 +58,7 @@ class Plans:
             for n, name in enumerate(NAMES)
         }
         return {
-            "grown": False,
+            **{"grown": False, "automatic": False},
             "placement": {"groups": groups, "hosts": NAMES, "left_out": {}},
             "variables": {
                 "framework": self.framework,
@@ -134,6 +134,17 @@ def test_an_id_that_a_job_has_is_refused(plans: Plans) -> None:
     with pytest.raises(UserError, match=r"already contains job night, .* choose another id"):
         plans.plan()
     assert plans.manifest() == before
+
+
+def test_a_user_who_starts_the_next_attempt_sets_the_rules_for_restarts(plans: Plans) -> None:
+    plans.plan()
+    rules: Any = {"settings": {"seed": 9, "policy": {"max_restarts": 8}}}
+    plans.plan(attempt=2, automatic=True, **rules)
+    assert plans.manifest()["policy"] == {"max_restarts": 3}
+    plans.plan(attempt=3, **rules)
+    manifest = plans.manifest()
+    assert (manifest["policy"], manifest["seed"]) == ({"max_restarts": 8}, 7)
+    assert [one["requested"] for one in manifest["attempts"]] == [True, False, True]
 
 
 def test_a_later_attempt_runs_what_was_sent_first(plans: Plans) -> None:

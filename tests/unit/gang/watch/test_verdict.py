@@ -245,7 +245,8 @@ def test_a_rank_that_left_is_at_fault_and_not_one_that_lost_it(
 
 SERVER_REFUSED = failed(
     "exited with code 1: ConnectionRefusedError: [Errno 111] Connection refused",
-    **{"cause": end_causes.EXIT, "ended_at": 31.0},
+    cause=end_causes.EXIT,
+    ended_at=31.0,
 )
 
 
