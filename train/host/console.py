@@ -31,12 +31,7 @@ _MAX_LAST_LINE = 200
 
 _BREAKS = re.compile(rb"([\x08\r\n]+)")
 _EPOCH = re.compile(log_shapes.EPOCH, re.ASCII)
-_BAR = re.compile(
-    log_shapes.BATCH + r" *"
-    r"(?:\[[=>.]*\] - |(?P<dash>- )|[^\w\s]+ )?"
-    r"(?P<eta>ETA: )?(?:(?:(?P<h>[0-9]{1,9}):)?(?P<m>[0-9][0-9]?):(?P<s>[0-9]{2})"
-    r"|(?P<seconds>[0-9]{1,9})s)"
-)
+_BAR = re.compile(log_shapes.KERAS_BAR)
 _PER_STEP = re.compile(r"([0-9]{1,9})(us|ms|s)/(\w+)")
 _NUMBER = re.compile(r"-?(?:[0-9]+\.[0-9]{4}(?:e[+-][0-9][0-9])?|inf|nan)")
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}

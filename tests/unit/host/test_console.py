@@ -202,6 +202,8 @@ def test_numbers_end_after_four_decimals(
         ("100/1100 [==>......] - ETA: 2:46:40 - loss: 0.5000", 0.1),
         ("100/1100 ━━━━━━━ 1:40 20ms/step - loss: 0.5000", 50),
         ("100/1100 ━━━━━━━ 2:46:40 20ms/step - loss: 0.5000", 50),
+        ("100/1100 ??????? 2:46:40 20ms/step - loss: 0.5000", 50),
+        ("  100/Unknown 3s 20ms/step - loss: 0.5000", 50),
     ],
 )
 def test_steps_per_second(bar: str, rate: float | None) -> None:
@@ -311,6 +313,19 @@ def test_phases(text: str, expected: str) -> None:
         "Epoch 1: val_loss improved from inf to 0.5000, saving model",
         "step 5/10 - 1s - loss: 0.5000",
         "5 / 10 - 1s - loss: 0.5000",
+        # A date and a time of day.
+        "05/27 10:15:15 - loss: 0.4123",
+        "05/27 10:14:15 AM Epoch 1/5",
+        "05/27 9:15 - loss: 0.4123",
+        "05/27 - 10:15:15 - loss: 0.4123",
+        "05/27 | 10:15:15 | loss: 0.4123",
+        "05/27 -- 10:15:15,123 - loss: 0.4123",
+        "05/27 [10:15:15] - loss: 0.4123",
+        "05/27 ===== 10:15:15 PM - loss: 0.4123",
+        "05/27 ?????? 10:15 - loss: 0.4123",
+        "05/27 ETA: 10:15 pm - loss: 0.4123",
+        "05/27 ETA: 10:15:15,123 - loss: 0.4123",
+        "5/27 10s - loss: 0.4123",
     ],
 )
 def test_other_lines_are_no_records(line: str) -> None:
