@@ -16,7 +16,7 @@ import math
 import re
 from typing import Dict, Optional
 
-from .progress_records import Progress
+from .progress_records import MAX_NUMBER, Progress
 
 _BAR = re.compile(
     r"(?P<label>[^|]{0,200}?):? *[0-9]{1,3}%\|[^|]{0,500}\| *"
@@ -98,7 +98,8 @@ def _metrics(fields: str) -> Dict[str, float]:
             number = float(field.group("value"))
         except ValueError:
             continue
-        if field.group("name") != _VERSION and not math.isinf(number):
+        too_large = math.isfinite(number) and abs(number) > MAX_NUMBER
+        if field.group("name") != _VERSION and not too_large:
             found[field.group("name")] = number
     return found
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from train.host import pace
 from train.host.console import ConsoleParser
 from train.host.loop_bars import LoopBars
+from train.host.progress_records import NOT_FINITE, check_progress, is_whole
 
 Record = dict[str, Any]
 TRAINING = {"source": "console", "phase": "training"}
@@ -81,6 +84,33 @@ def test_a_bar_with_a_loss_is_training() -> None:
     (found,) = parse(bar("", 3, 4, ", loss=nan"))
     assert found is not None
     assert found["step"] == 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "loss", "metrics"),
+    [
+        (", loss=inf", math.inf, None),
+        (", train_loss=-inf, acc=inf, v_num=1e999", -math.inf, {"acc": math.inf}),
+        (", loss=1e999", math.inf, None),
+        (", loss=0.5, perplexity=1e305, state=warm", 0.5, None),  # beyond the limit of a record
+    ],
+)
+def test_a_loss_that_diverged_is_kept(
+    fields: str, loss: float, metrics: dict[str, float] | None
+) -> None:
+    (found,) = parse(bar("Epoch 0: ", 3, 4, fields))
+    assert found is not None
+    assert (found["loss"], found.get("metrics")) == (loss, metrics)
+    assert check_progress(json.loads(json.dumps(found), parse_constant=str))["loss"] in (
+        *NOT_FINITE,
+        0.5,
+    )
+
+
+def test_the_last_metrics_of_a_job_with_only_bars_of_loops_are_final() -> None:
+    (found,) = ConsoleParser().feed(f"{bar('Epoch 0: ', 4, 4, ', acc=0.9')}\n".encode())
+    assert is_whole(found)
+    assert found["metrics"] == {"acc": 0.9}
 
 
 @pytest.mark.parametrize(
