@@ -6,8 +6,11 @@ A bar is one line, which tqdm draws again and again::
     Epoch 1: 100%|##########| 10/10 [00:02<00:00,  4.10it/s, v_num=0, train_loss=0.31]
 
 A bar of training has an epoch or the word "train" before it, or a loss behind it. Bars of other
-loops, such as validation and downloads, do not count. Lightning counts epochs from 0, and does not
-show how many there are.
+loops, such as validation and downloads, do not count. The word alone is weak evidence, because it
+is also in the names of data: ``Generating train split``. It counts only without a word about the
+preparation of data, and if the bar counts iterations, batches or steps, and not examples or files.
+
+Lightning counts epochs from 0, and does not show how many there are.
 """
 
 from __future__ import annotations
@@ -24,12 +27,31 @@ _BAR = re.compile(
     r"\[[0-9:]{1,20}<[0-9:?]{1,20}, *(?P<speed>[^,\]]{1,40})(?P<fields>[^\]]{0,4000})\]"
 )
 _EPOCH = re.compile(r"\bepoch\W{0,3}(?P<epoch>[0-9]{1,9})(?: ?/ ?(?P<epochs>[0-9]{1,9}))?", re.I)
-_TRAINS = re.compile(r"train", re.I)
-_DOES_NOT_TRAIN = re.compile(r"\b(?:val|eval|test|sanity|predict)", re.I)
-_SPEED = re.compile(r"(?P<number>[0-9]{1,15}(?:\.[0-9]{1,15})?)(?:(?P<slow>s/)[^\W\d]+|[^\W\d]+/s)")
+_TRAINS = re.compile(r"(?<![a-z/\\.])(?:pre|re)?train(?:ing|er)?(?![a-z/\\]|\.\w)", re.I)
+#: Words of the preparation of data: all that end with "ing", except for those of training.
+_PREPARES = re.compile(
+    r"(?<![a-z])(?:(?!(?:pre|re)?training(?![a-z])|(?:fine)?tuning|learning)[a-z]{1,40}ing(?![a-z])"
+    r"|data|sets?(?![a-z])|split|subset|corp|vocab|image|img|picture|video|audio|clip|text|sentence"
+    r"|doc|example|sample|record|row|line|item|feature|label|file|shard|folder|json|csv|parquet"
+    r"|arrow|tfrecord|zip|tar(?![a-z])|cach|load|read|fetch|download|upload|import|export|copy|copie"
+    r"|sav|writ|dump|pars|scan|index|sort|shuffl|filter|map|process|preproc|prepar|token|encod"
+    r"|decod|embed|convert|cast|extract|unpack|pack|collat|collect|creat|build|generat|comput"
+    r"|count|check|verif|clean|dedup|merg|concat|augment|resiz|crop|normali[sz]|statistic|stats)",
+    re.I,
+)
+_DOES_NOT_TRAIN = re.compile(
+    r"(?<![a-z])(?:val(?![a-z])|valid|eval|test|dev(?![a-z])|sanity|predict|infer)", re.I
+)
+_SPEED = re.compile(
+    r"(?P<number>[0-9]{1,15}(?:\.[0-9]{1,15})?)"
+    r"(?:(?P<slow>s/) ?[^\W\d]+| ?(?P<thousands>k(?=it|batch|step))?[^\W\d]+/s)"
+)
 _FIELD = re.compile(r", *(?P<name>[^\s=,][^=,]{0,99})=(?P<value>[^,]{0,40})")
-#: The unit of a loop over bytes, and a field of Lightning that is not a metric.
-_BYTES, _VERSION = "B/s", "v_num"
+#: Units of a loop that may train, if nothing but a word indicates it, and of a loop over bytes.
+_STEPS = re.compile(r"(?:s/ ?)?k?(?:it|iter|iteration|batch|step)(?:e?s)?(?:/s)?", re.I)
+_BYTES = re.compile(r"(?:s/ ?)?[kMGTPEZY]?i?B(?:/s)?")
+#: A field of Lightning that is not a metric.
+_VERSION = "v_num"
 _LOSSES = ("loss", "train_loss")
 
 
@@ -49,13 +71,14 @@ class LoopBars:
     def line(self, line: str) -> Optional[Progress]:
         """Return the progress record of a line, or None if it shows no progress of training."""
         bar = _BAR.match(line)
-        if bar is None or bar.group("speed").endswith(_BYTES):
+        if bar is None:
             return None
+        unit = bar.group("speed").strip().lstrip("0123456789.?").strip()
         metrics = _metrics(bar.group("fields"))
         loss = next((metrics.pop(name) for name in _LOSSES if name in metrics), None)
         label = bar.group("label")
-        trains = loss is not None or _EPOCH.search(label) or _TRAINS.search(label)
-        if _DOES_NOT_TRAIN.search(label) or not trains:
+        trains = loss is not None or _EPOCH.search(label) or _is_training(label, unit)
+        if _BYTES.fullmatch(unit) or _DOES_NOT_TRAIN.search(label) or not trains:
             return None
         record: Progress = {"source": "console", "phase": "training"}
         self._count(record, bar)
@@ -90,6 +113,18 @@ class LoopBars:
             record["steps"] = record["epochs"] * total
 
 
+def is_vague(record: Progress) -> bool:
+    """Return whether only the word "train" shows that a record is one of training."""
+    certain = {"epoch", "batch", "loss", "approximate"}
+    return record.get("source") == "console" and certain.isdisjoint(record)
+
+
+def _is_training(label: str, unit: str) -> bool:
+    """Return whether a bar without an epoch and a loss is one of training."""
+    trains = _TRAINS.search(label) and not _PREPARES.search(label)
+    return bool(trains and _STEPS.fullmatch(unit))
+
+
 def _metrics(fields: str) -> Dict[str, float]:
     """Return the numbers after a bar by name."""
     found = {}
@@ -110,4 +145,5 @@ def _speed(text: str) -> Optional[float]:
     number = float(found.group("number")) if found else 0.0
     if not found or not number:
         return None
+    number *= 1000 if found.group("thousands") else 1
     return float("%.4g" % (1 / number if found.group("slow") else number))

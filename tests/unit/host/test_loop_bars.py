@@ -10,7 +10,7 @@ import pytest
 
 from train.host import pace
 from train.host.console import ConsoleParser
-from train.host.loop_bars import LoopBars
+from train.host.loop_bars import LoopBars, is_vague
 from train.host.progress_records import NOT_FINITE, check_progress, is_whole
 
 Record = dict[str, Any]
@@ -80,6 +80,57 @@ def test_steps_of_bars_without_epochs_are_added_up() -> None:
     assert not [record for record in found if record and "epoch" in record]
 
 
+@pytest.mark.parametrize(
+    "label",
+    [
+        "train",
+        "Training: ",
+        "TRAIN ",
+        "Training...: ",
+        "[train] ",
+        "train_step: ",
+        "pretraining ",
+        "Training (fine-tuning): ",
+        "Training model: ",
+        "Deep learning training: ",
+        "Trainer ",
+    ],
+)
+def test_a_word_that_is_training(label: str) -> None:
+    (found,) = parse(bar(label, 3, 4))
+    assert found is not None
+    assert found["step"] == 3
+
+
+@pytest.mark.parametrize("fields", [", loss=0.5", ", train_loss=0.5"])
+def test_a_bar_with_a_loss_is_training_whatever_it_counts(fields: str) -> None:
+    (found,) = parse(bar("Processing images: ", 3, 4, fields, speed="20.0img/s"))
+    assert found is not None
+    assert found["loss"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("label", "fields", "vague"),
+    [("train ", "", True), ("train ", ", loss=0.5", False), ("Epoch 1: ", "", False)],
+)
+def test_a_word_alone_is_vague(label: str, fields: str, vague: bool) -> None:
+    (found,) = parse(bar(label, 3, 4, fields))
+    assert found is not None
+    assert is_vague(found) is vague
+
+
+@pytest.mark.parametrize(
+    ("record", "vague"),
+    [
+        ({"step": 3}, False),  # of the script itself
+        ({"source": "console", "phase": "predicting", "batch": 3}, False),
+        ({"source": "console", "phase": "training", "epoch": 1, "epochs": 3}, False),
+    ],
+)
+def test_other_records_are_not_vague(record: Any, vague: bool) -> None:
+    assert is_vague(record) is vague
+
+
 def test_a_bar_with_a_loss_is_training() -> None:
     (found,) = parse(bar("", 3, 4, ", loss=nan"))
     assert found is not None
@@ -119,6 +170,29 @@ def test_the_last_metrics_of_a_job_with_only_bars_of_loops_are_final() -> None:
         bar("", 3, 4),
         bar("Loading: ", 3, 4),
         bar("Downloading data: ", 300, 400, speed="345B/s"),
+        # The preparation of data for the training.
+        bar("Generating train split: ", 9, 9, speed="91876.01 examples/s"),
+        bar("Generating train split: ", 9, 9),
+        bar("train: ", 9, 9, speed="91876.01 examples/s"),
+        bar("train: ", 9, 9, speed="12.1files/s"),
+        bar("train: ", 9, 9, speed="1.50s/file"),
+        bar("Running tokenizer on train dataset: ", 9, 9),
+        bar("Loading training images: ", 9, 9),
+        bar("Map (train): ", 9, 9),
+        bar("Map (num_proc=4) [train]: ", 9, 9),
+        bar("Filter train: ", 9, 9),
+        bar("Downloading train data: ", 9, 9),
+        bar("Preprocessing training set: ", 9, 9),
+        bar("Packing train: ", 9, 9),
+        bar("Applying chat template to train: ", 9, 9),
+        bar("train: Scanning /data/labels/train2017.cache: ", 9, 9),
+        bar("Extracting train.zip: ", 9, 9),
+        bar("train.zip: ", 9, 9),
+        bar("/data/train: ", 9, 9),
+        bar("/data/train/cats: ", 9, 9),
+        bar("train_features: ", 9, 9),
+        bar("constrained search: ", 9, 9),
+        bar("train_val: ", 9, 9),
         "train.zip:  45%|####      | 1.2M/2.5M [00:01<00:02, 345kB/s]",
         bar("Sanity Checking DataLoader 0: ", 1, 2),
         bar("Validation DataLoader 0: ", 1, 2, ", val_loss=0.3"),
@@ -140,6 +214,9 @@ def test_other_bars_do_not_count(line: str) -> None:
         ("12.0batch/s", 12.0),
         ("?it/s", None),
         ("0s/it", None),
+        ("1.20kit/s", 1200.0),
+        ("2.50 batches/s", 2.5),
+        ("2.50s/ batch", 0.4),
     ],
 )
 def test_the_speed(speed: str, steps_per_s: float | None) -> None:
