@@ -111,6 +111,9 @@ class ConsoleParser:
     single epoch), the first bar with metrics and any bar with ``val_`` metrics are training. Other
     bars are evaluating if they have metrics, and predicting if not.
 
+    Bars of tqdm count as long as no bar of Keras is training. An ``Epoch`` line is then one of the
+    script itself.
+
     If ``may_sum`` is true, Keras 2 may show sums over replicas during an epoch. A record then has
     ``loss`` and ``metrics`` only for the values of a whole epoch. Values during an epoch are
     ``approximate``: divided by a scale, or left out while the scale is unknown. The scale of a
@@ -130,6 +133,7 @@ class ConsoleParser:
         self._base = 0  # steps of earlier calls of fit
         self._step: Optional[int] = None
         self._epoch_line = False  # the next bar is training
+        self._fits = False  # a bar was training
         self._download_line = False
         self._fit: Optional[_Bar] = None
         self._other: Optional[_Bar] = None
@@ -160,11 +164,15 @@ class ConsoleParser:
         bar, epoch = _BAR.match(line), _EPOCH.fullmatch(line)
         if bar:
             return self._progress(bar, line[bar.end() :])
-        if epoch:
+        record = self._loops.line(line) if not self._fits else None
+        if record is not None:
+            self._epoch_line = False  # the epoch is one of a loop, and not of ``fit``
+            return record
+        if epoch and (self._fits or not self._loops.count_from_0):
             self._begin_epoch(int(epoch.group("epoch")), int(epoch.group("epochs")))
             return self._record("training")
         self._download_line = self._download_line or line.startswith("Downloading data from ")
-        return self._loops.line(line) if not self._epochs else None
+        return None
 
     def _begin_epoch(self, epoch: int, epochs: int) -> None:
         """Begin an epoch; the first one begins a new call of ``fit``."""
@@ -185,12 +193,14 @@ class ConsoleParser:
         if bar.hidden:
             return None
         if bar is not self._fit and (
-            any(name.startswith("val_") for name in metrics) or (metrics and not self._epochs)
+            any(name.startswith("val_") for name in metrics)
+            or (metrics and not self._epochs and not self._loops.train)
         ):
             self._begin_epoch(1, 1)
             self._epoch_line, self._fit = False, bar
 
         if bar is self._fit:
+            self._fits = True
             self._other = None  # a nested bar has ended when the outer one continues
             self._total = total or self._total
             if self._total is not None:

@@ -83,17 +83,13 @@ def test_steps_of_bars_without_epochs_are_added_up() -> None:
 @pytest.mark.parametrize(
     "label",
     [
-        "train",
-        "Training: ",
-        "TRAIN ",
-        "Training...: ",
-        "[train] ",
-        "train_step: ",
-        "pretraining ",
-        "Training (fine-tuning): ",
-        "Training model: ",
-        "Deep learning training: ",
-        "Trainer ",
+        *("train", "Training: ", "TRAIN ", "Training...: ", "[train] ", "train_step: ", "Trainer "),
+        *(
+            "pretraining ",
+            "Training (fine-tuning): ",
+            "Training model: ",
+            "Deep learning training ",
+        ),
     ],
 )
 def test_a_word_that_is_training(label: str) -> None:
@@ -242,11 +238,167 @@ def test_a_bar_within_a_fit_of_keras_does_not_count() -> None:
 
 def test_a_rank_does_not_hang_after_a_bar() -> None:
     """It may validate or save for a long time, without any output."""
-    bars, seen = LoopBars(), pace.Pace(factor=10, least=1)
-    lines = [bar("Epoch 0: ", done, 40) for done in range(20)]
-    lines += [bar("training: ", done, 40) for done in range(20)]
-    for now, line in enumerate(lines):
-        record = bars.line(line)
-        assert record is not None
-        seen.feed([record], float(now))
-    assert seen.overdue(10_000.0) == ""
+    for label in ("Epoch 0: ", "training: "):
+        bars, seen = LoopBars(), pace.Pace(factor=10, least=1)
+        for done in range(20):
+            record = bars.line(bar(label, done, 40))
+            assert record is not None
+            seen.feed([record], float(done))
+        assert seen.overdue(10_000.0) == ""
+
+
+def places(*lines: str) -> list[str]:
+    """Return the epochs, steps and phases of the records of a log."""
+    found = ConsoleParser().feed("".join(f"{line}\n" for line in lines).encode())
+    names = ("epoch", "epochs", "step", "steps")
+    return [
+        f"{record['phase'][0]}:" + ",".join(str(record.get(name, "")) for name in names)
+        for record in found
+    ]
+
+
+LOSS = ", loss=0.5"
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        # The usual loop, whose validation has a loss as well.
+        (
+            [
+                *("Epoch 1/3", bar("", 0, 4), bar("", 2, 4, LOSS), bar("", 4, 4, LOSS)),
+                *(bar("", 1, 2, LOSS), bar("", 2, 2, LOSS), "Epoch 2/3", bar("", 1, 4, LOSS)),
+            ],
+            ["t:1,3,,", "t:1,3,2,12", "t:1,3,4,12", "t:2,3,,", "t:2,3,5,12"],
+        ),
+        # A validation of the same length.
+        (
+            ["Epoch 1/2", *(bar("", done, 4, LOSS) for done in (1, 4, 4, 1, 3, 4))],
+            ["t:1,2,,", "t:1,2,1,8", "t:1,2,4,8", "t:1,2,4,8"],
+        ),
+        (
+            ["Epoch 1/2", bar("val: ", 2, 2, LOSS), bar("train: ", 2, 4)],
+            ["t:1,2,,", "t:1,2,2,8"],
+        ),
+        # Counted from 0, up to the number of epochs or to one less, and in other words.
+        (
+            ["Epoch 0/2", bar("", 4, 4, LOSS), "Epoch 1/2", bar("", 3, 4, LOSS)],
+            ["t:1,2,4,8", "t:2,2,7,8"],
+        ),
+        (
+            ["Epoch 0/1", bar("", 4, 4, LOSS), "Epoch 1/1", bar("", 3, 4, LOSS)],
+            ["t:1,1,4,4", "t:2,2,7,8"],
+        ),
+        (["=== Epoch [2/3] ===", bar("", 3, 4, LOSS)], ["t:2,3,7,12"]),
+        (["Epoch 2 of 3:", bar("", 3, 4, LOSS)], ["t:2,3,7,12"]),
+        # Printed after the bar of the epoch.
+        (
+            [bar("", 4, 4, LOSS), "epoch: 1/3", bar("", 1, 4, LOSS), "epoch: 2/3"],
+            ["t:,,4,", "t:,,5,"],
+        ),
+        # A label comes first.
+        (["Epoch 1/3", bar("Epoch 2/5: ", 3, 4)], ["t:1,3,,", "t:2,5,7,20"]),
+        # Bars around those of the steps.
+        (
+            [bar("Training: ", 0, 3), bar("", 1, 9, LOSS), bar("Training: ", 1, 3)],
+            ["t:,,0,", "t:,,1,"],
+        ),
+        ([bar("Epoch 1/3: ", 9, 9), bar("Training: ", 1, 3)], ["t:1,3,9,27"]),
+        # A loss that is not shown from the beginning of each bar.
+        (
+            [bar("train: ", 9, 9, LOSS), bar("train: ", 1, 9), bar("train: ", 9, 9, LOSS)],
+            ["t:,,9,", "t:,,10,", "t:,,18,"],
+        ),
+        # Keras evaluates and predicts in a loop of the script.
+        (
+            [
+                *("Epoch 1/2", bar("", 4, 4, LOSS), "2/2 - 1s - 9ms/step - loss: 0.5000"),
+                *("2/2 - 1s - 9ms/step", "Epoch 2/2", bar("", 4, 4, LOSS)),
+            ],
+            ["t:1,2,,", "t:1,2,4,8", "e:1,2,,", "p:1,2,,", "t:2,2,,", "t:2,2,8,8"],
+        ),
+        (
+            [bar("", 4, 4, LOSS), "2/2 - 1s - 9ms/step - loss: 0.5000", bar("", 1, 4, LOSS)],
+            ["t:,,4,", "e:,,,", "t:,,5,"],
+        ),
+        # Keras trains, before or after that.
+        (
+            ["Epoch 1/2", "4/4 - 1s - 9ms/step - loss: 0.5000", bar("Epoch 1: ", 1, 4, LOSS)],
+            ["t:1,2,,", "t:1,2,4,8"],
+        ),
+        (
+            ["4/4 - 1s - 9ms/step - loss: 0.5000", bar("Epoch 1: ", 1, 4, LOSS)],
+            ["t:1,1,4,4"],
+        ),
+        (
+            ["Epoch 0/2", "4/4 - 1s - 9ms/step - loss: 0.5000"],
+            ["t:1,1,4,4"],
+        ),
+        (
+            [bar("train: ", 4, 4), "4/4 - 1s - 9ms/step - loss: 0.5000"],
+            ["t:,,4,", "t:1,1,4,4"],
+        ),
+        # A bar of the preparation is not of the epoch.
+        (["Epoch 1/3", bar("Loading train images: ", 1, 4)], ["t:1,3,,"]),
+    ],
+)
+def test_epochs_that_are_printed_before_the_bar(lines: list[str], expected: list[str]) -> None:
+    assert places(*lines) == expected
+
+
+@pytest.mark.parametrize(
+    ("label", "fields", "loss", "metrics"),
+    [
+        ("", ", Loss=0.52, Acc=0.5", 0.52, {"Acc": 0.5}),
+        ("", ", LOSS=nan", math.nan, None),
+        ("", ", Train Loss=0.52", 0.52, None),
+        ("", ", train/loss=0.52, lr=0.1", 0.52, {"lr": 0.1}),
+        ("", ", Loss=0.52, train_loss=0.6", 0.52, {"train_loss": 0.6}),
+        ("loss: 0.52: ", "", 0.52, None),
+        ("Loss=1.5e-03 ", "", 1.5e-3, None),
+        ("loss 0.52 ", "", 0.52, None),
+        ("loss: nan: ", "", math.nan, None),
+        ("loss: -inf: ", "", -math.inf, None),
+        ("[train] avg loss: -0.52 acc: 0.9 ", "", -0.52, None),
+        ("Step 7 loss: 3: ", "", 3.0, None),
+        ("loss: 0.52: ", ", loss=0.4", 0.4, None),
+    ],
+)
+def test_ways_to_write_a_loss(
+    label: str, fields: str, loss: float, metrics: dict[str, float] | None
+) -> None:
+    (found,) = parse(bar(label, 3, 4, fields))
+    assert found is not None
+    assert found["loss"] == pytest.approx(loss, nan_ok=True)
+    assert found.get("metrics") == metrics
+    assert found["step"] == 3
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        "best loss: 0.52: ",
+        "loss 3/4: ",
+        "loss 3 ",
+        "val loss: 0.5: ",
+        "gloss: 0.5 ",
+        "loss: 0.5.1 ",
+    ],
+)
+def test_other_numbers_are_no_loss(label: str) -> None:
+    assert parse(bar(label, 3, 4)) == [None]
+
+
+@pytest.mark.parametrize(
+    ("label", "place"),
+    [
+        ("Epoch 1/5 | train: ", (1, 5, 3)),
+        ("Epoch 2/5 | lr 0.1 | loss: 0.5: ", (2, 5, 7)),
+        ("| Epoch 2 of 5 | ", (2, 5, 7)),
+    ],
+)
+def test_a_label_with_lines(label: str, place: tuple[int, int, int]) -> None:
+    (found,) = parse(bar(label, 3, 4))
+    assert found is not None
+    assert (found["epoch"], found["epochs"], found["step"]) == place
+    assert parse(bar("Epoch 1/5 | val: ", 3, 4, ", loss=0.5")) == [None]
