@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -112,7 +112,7 @@ def test_a_bar_with_a_loss_is_training_whatever_it_counts(fields: str) -> None:
 def test_a_word_alone_is_vague(label: str, fields: str, vague: bool) -> None:
     (found,) = parse(bar(label, 3, 4, fields))
     assert found is not None
-    assert is_vague(found) is vague
+    assert is_vague(cast(Any, found)) is vague
 
 
 @pytest.mark.parametrize(
