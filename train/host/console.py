@@ -18,7 +18,7 @@ loop (``tf.keras.utils.Progbar``) are scaled differently. See ``ConsoleParser``.
 
 import math
 import re
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Sequence, Set, Tuple
 
 from . import log_shapes, loop_bars
 from .gpus import device_nodes
@@ -31,12 +31,7 @@ _MAX_LAST_LINE = 200
 
 _BREAKS = re.compile(rb"([\x08\r\n]+)")
 _EPOCH = re.compile(log_shapes.EPOCH, re.ASCII)
-_BAR = re.compile(
-    log_shapes.BATCH + r" *"
-    r"(?:\[[=>.]*\] - |(?P<dash>- )|[^\w\s]+ )?"
-    r"(?P<eta>ETA: )?(?:(?:(?P<h>[0-9]{1,9}):)?(?P<m>[0-9][0-9]?):(?P<s>[0-9]{2})"
-    r"|(?P<seconds>[0-9]{1,9})s)"
-)
+_BAR = re.compile(log_shapes.KERAS_BAR)
 _PER_STEP = re.compile(r"([0-9]{1,9})(us|ms|s)/(\w+)")
 _NUMBER = re.compile(r"-?(?:[0-9]+\.[0-9]{4}(?:e[+-][0-9][0-9])?|inf|nan)")
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
@@ -47,6 +42,9 @@ _FRAMEWORK = re.compile(
     + "|WARNING: All log messages before absl|%s|%s|" % (log_shapes.ADVICE, log_shapes.GLOO)
     + r"/job:\w+/replica:\d+/task:\d+\s*$"
 )
+
+#: An ``evaluate`` takes at most this part of the time of ``fit`` per step: it has no gradients.
+_FASTER = 0.6
 
 #: Remaining seconds from which Keras 2's estimate, in whole seconds, is exact enough for a rate.
 _GOOD_ETA = 10
@@ -101,8 +99,18 @@ class _Bar:
         self.batch = 0  # the last batch that it showed
         self.total: Optional[int] = None  # number of batches, None while unknown to Keras
         self.done = False  # all batches and a newline seem to be written
+        #: The first number of batches and the names of metrics, once it has any.
+        self.kind: Optional[Tuple[Optional[int], FrozenSet[str]]] = None
+        self.follows_fit = False  # the last bar before it was that of ``fit``
+        #: The time of a step, which Keras rounds to a whole number of s, ms or us.
+        self.min_step_time, self.max_step_time = 0.0, math.inf
         self.within: Dict[str, float] = {}  # the last values during its epoch
         self.within_at = 0  # and their batch
+
+    def note_step_time(self, seconds: float) -> None:
+        """Note the time of a step as it was printed."""
+        error = 0.5 * (1.0 if seconds >= 1 else 1e-3 if seconds >= 1e-3 else 1e-6)
+        self.min_step_time, self.max_step_time = seconds - error, seconds + error
 
 
 class ConsoleParser:
@@ -115,6 +123,21 @@ class ConsoleParser:
     Keras does not print phases. A bar after an ``Epoch`` line is training. Without such a line (a
     single epoch), the first bar with metrics and any bar with ``val_`` metrics are training. Other
     bars are evaluating if they have metrics, and predicting if not.
+
+    A script may also call ``fit`` again and again, for one epoch each, without any ``Epoch`` line.
+    A further bar with the same number of batches and the same metrics as the first one is then
+    another ``fit``, if a bar of another kind was between them. If it follows a ``fit`` directly, it
+    may be an ``evaluate`` of the same data, and the first such bar is shown as evaluating. The next
+    equal bar is training in any case, as two such ``evaluate`` in sequence are rare. It tells what
+    the bar before it was. That was an ``evaluate``, and so are all later ones at this place, if it
+    had no ``val_`` metrics although ``fit`` had, if its length was another one, or if its steps
+    were clearly faster than those of ``fit`` before and after it. Otherwise it was a ``fit``, whose
+    steps are added then, and later ones at this place are training. This is wrong for a script that
+    alternates both with the same data and speed: its ``evaluate`` counts as steps. The opposite
+    choice would show most loops over ``fit`` as evaluating, without any further step.
+
+    Bars of tqdm count as long as no bar of Keras is training. An ``Epoch`` line is then one of the
+    script itself.
 
     If ``may_sum`` is true, Keras 2 may show sums over replicas during an epoch. A record then has
     ``loss`` and ``metrics`` only for the values of a whole epoch. Values during an epoch are
@@ -135,6 +158,14 @@ class ConsoleParser:
         self._base = 0  # steps of earlier calls of fit
         self._step: Optional[int] = None
         self._epoch_line = False  # the next bar is training
+        self._fits = False  # a bar was training
+        self._latest: Optional[_Bar] = None
+        #: For calls of ``fit`` without ``Epoch`` lines: the kind of their bars, the bar after one
+        #: that may be another one, whether it is (None: unknown), and whether they validate.
+        self._kind: Optional[Tuple[Optional[int], FrozenSet[str]]] = None
+        self._doubtful: Optional[_Bar] = None
+        self._repeats: Optional[bool] = None
+        self._validates = False
         self._download_line = False
         self._fit: Optional[_Bar] = None
         self._other: Optional[_Bar] = None
@@ -165,11 +196,16 @@ class ConsoleParser:
         bar, epoch = _BAR.match(line), _EPOCH.fullmatch(line)
         if bar:
             return self._progress(bar, line[bar.end() :])
-        if epoch:
+        record = self._loops.line(line) if not self._fits else None
+        if record is not None:
+            self._epoch_line = False  # the epoch is one of a loop, and not of ``fit``
+            return record
+        if epoch and (self._fits or not self._loops.count_from_0):
+            self._kind = None
             self._begin_epoch(int(epoch.group("epoch")), int(epoch.group("epochs")))
             return self._record("training")
         self._download_line = self._download_line or line.startswith("Downloading data from ")
-        return self._loops.line(line) if not self._epochs else None
+        return None
 
     def _begin_epoch(self, epoch: int, epochs: int) -> None:
         """Begin an epoch; the first one begins a new call of ``fit``."""
@@ -189,13 +225,19 @@ class ConsoleParser:
         self._full = bar if batch == total else None
         if bar.hidden:
             return None
-        if bar is not self._fit and (
-            any(name.startswith("val_") for name in metrics) or (metrics and not self._epochs)
-        ):
+        if seconds_per_step is not None:
+            bar.note_step_time(seconds_per_step)
+        if metrics and self._begins_fit(bar, metrics):
             self._begin_epoch(1, 1)
             self._epoch_line, self._fit = False, bar
 
+        self._latest = bar
         if bar is self._fit:
+            self._fits = True
+            if batch == total and seconds_per_step is not None:
+                self._settle(bar, is_next=True)
+            if self._other is not None and self._other is self._doubtful:
+                self._doubtful = None
             self._other = None  # a nested bar has ended when the outer one continues
             self._total = total or self._total
             if self._total is not None:
@@ -222,6 +264,47 @@ class ConsoleParser:
         if rate is not None:
             record["steps_per_s"] = rate
         return record
+
+    def _begins_fit(self, bar: _Bar, metrics: Mapping[str, float]) -> bool:
+        """Return whether a bar with metrics begins a call of ``fit`` without an ``Epoch`` line."""
+        is_first_time = bar.kind is None
+        if bar.kind is None:
+            bar.kind = bar.total, frozenset(metrics)
+        validates = any(name.startswith("val_") for name in metrics)
+        if self._kind is not None and validates:
+            self._validates = True
+            if bar is self._doubtful:
+                self._doubtful, self._repeats = None, True
+        if bar is self._fit or not is_first_time:
+            return validates and bar is not self._fit
+        if not self._epochs and not self._loops.train:
+            self._kind = bar.kind
+            self._validates = validates
+            return True
+        if validates:
+            return True
+        before = self._fit
+        if bar.kind != self._kind or before is None or before.batch != before.total:
+            return False
+        if bar.follows_fit and not self._repeats:
+            self._doubtful = bar
+            return False
+        self._settle(before, is_next=False)
+        return True
+
+    def _settle(self, fit: _Bar, is_next: bool) -> None:
+        """Find out whether the doubtful bar was a ``fit``, from the one before it or the next."""
+        other = self._doubtful
+        if other is None or self._repeats is not None or other.batch != other.total:
+            return
+        if self._validates or other.total != fit.total:
+            self._repeats = False
+        elif other.max_step_time < _FASTER * fit.min_step_time:
+            self._repeats = False if is_next else None
+        else:
+            self._repeats = True
+            self._base += other.batch
+            self._step = (self._step or 0) + other.batch
 
     def _within_epoch(self, record: Progress, shown: Dict[str, float]) -> Dict[str, float]:
         """Add values from within an epoch to ``record``, if their scales are known.
@@ -269,6 +352,7 @@ class ConsoleParser:
                 if batch == bar.batch:
                     return bar
         bar = _Bar(hidden=self._download_line and not self._epoch_line)
+        bar.follows_fit = self._latest is not None and self._latest is self._fit
         self._download_line = False
         if self._epoch_line:
             self._epoch_line, self._fit = False, bar

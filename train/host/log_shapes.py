@@ -18,6 +18,18 @@ GLOO = r"\[Gloo\] Rank \d+ is connected to "
 #: The beginning of an epoch in Keras ``fit``, and of a bar: the batch and the number of batches.
 EPOCH = r"Epoch (?P<epoch>[1-9][0-9]{0,8})/(?P<epochs>[0-9]{1,9})"
 BATCH = r"(?P<batch>[0-9]{1,15})/(?:(?P<total>[0-9]{1,15})|Unknown) "
+#: A bar of Keras up to its time. Keras prints hours and minutes only for the time to go: Keras 2
+#: after ``ETA: ``, and Keras 3 between the drawn bar and the time of a step. The time of day in
+#: ``05/27 10:14:15`` has neither.
+_PER_STEP = r"(?= [0-9]{1,9}[mu]?s/)"
+KERAS_BAR = (
+    BATCH + r" *"
+    r"(?P<mark>\[[=>.]*\] - |(?P<drawn>[\u2501=?\ufffd]{5,40} )|(?P<dash>- )|[^\w\s]+ )?"
+    r"(?P<eta>ETA: )?"
+    r"(?:(?:(?P<h>[0-9]{1,9}):)?(?P<m>[0-9]{1,2}):(?P<s>[0-9]{2})(?![:,][0-9]| ?[AaPp]\.?[Mm]\b)"
+    r"(?(eta)|(?(drawn)" + _PER_STEP + r"|(?!)))"
+    r"|(?P<seconds>[0-9]{1,9})s(?(mark)|(?(eta)|" + _PER_STEP + r")))"
+)
 #: A progress bar of tqdm, or its rate.
 TQDM = r"\d+%\|.*\||\d(?:it/s|s/it)\b"
 

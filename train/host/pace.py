@@ -12,6 +12,8 @@ from .progress_records import Progress
 
 _TRAINING = "training"
 _END_OF_EPOCH = "training, end of an epoch"
+#: Phases that may last long after the last step.
+_OTHER_WORK = ("evaluating", "predicting")
 _FRAME = re.compile(r'^  File "([^"]+)", line ([0-9]+) in (.+)$')
 #: Files of the frameworks, in which a rank waits for the others.
 _FRAMEWORK = re.compile(r"/(?:tensorflow|tf_keras|keras|jax|jaxlib|torch)/")
@@ -37,6 +39,7 @@ class Pace:
         self._record: Progress = {}  # the last one, with the fields of earlier ones
         self._most = 0
         self._seen_at = 0.0  # time of the last record
+        self._restarts = False  # steps followed after the last one
         self._usual: Dict[str, Deque[float]] = {}
 
     def feed(self, records: Iterable[Progress], now: float) -> None:
@@ -45,6 +48,8 @@ class Pace:
             self._seen_at = now
             record = progress_records.with_earlier(added, self._record)
             step = record.get("step")
+            if _has_all_steps(self._record) and step != self._record["step"]:
+                self._restarts = True
             if step is not None and step != self.step:
                 epoch = record.get("epoch")
                 if self.step is not None:
@@ -86,14 +91,18 @@ class Pace:
     def finished_for(self, now: float) -> float:
         """Return the seconds since the last record of a rank that has made all of its steps.
 
-        Return 0 if more steps are to come, or if that is unknown.
+        Return 0 if more steps are to come, if that is unknown, or while the rank evaluates or
+        predicts. Keras prints only the steps of one call of ``fit``, and with ``verbose=2`` nothing
+        until the end of an epoch. More steps may therefore come at any time if the call was for a
+        single epoch, as in a loop, or if steps have followed the last one of a call before.
         """
-        step, steps = self._record.get("step"), self._record.get("steps")
-        epoch, epochs = self._record.get("epoch"), self._record.get("epochs")
-        if step is None or not steps or step < steps:
+        record = self._record
+        if not _has_all_steps(record):
             return 0.0
-        if epoch is not None and epochs is not None and epoch < epochs:
-            return 0.0  # a script may count the steps of each epoch
+        if self._phase() in _OTHER_WORK and record.get("batch", 0) != record.get("batches"):
+            return 0.0
+        if record.get("source") == "console" and (self._restarts or record.get("epochs") == 1):
+            return 0.0
         return now - self._seen_at
 
     def overdue(self, now: float) -> str:
@@ -120,6 +129,16 @@ def _median(values: Iterable[float]) -> float:
     ordered = sorted(values)
     middle = len(ordered) // 2
     return (ordered[middle] + ordered[-1 - middle]) / 2
+
+
+def _has_all_steps(record: Progress) -> bool:
+    """Return whether a rank has made the last step that it planned, as far as is known."""
+    step, steps = record.get("step"), record.get("steps")
+    epoch, epochs = record.get("epoch"), record.get("epochs")
+    if step is None or not steps or step < steps:
+        return False
+    # A script may count the steps of each epoch.
+    return epoch is None or epochs is None or epoch >= epochs
 
 
 def _place(record: Progress) -> Optional[Tuple[int, int]]:

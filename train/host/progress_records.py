@@ -142,11 +142,12 @@ def with_earlier(record: Progress, earlier: Progress) -> Progress:
 def is_whole(record: Progress) -> bool:
     """Return whether the metrics of a record are final.
 
-    Those that a script writes always are. Those from the console are final at the end of an epoch.
+    Those that a script writes always are, and so are those of bars of its own loops, which have no
+    ``batch``. Those of Keras' bars are final at the end of an epoch.
     """
-    if record.get("source") != "console":
+    if record.get("source") != "console" or "batch" not in record:
         return True
-    return "batches" in record and record.get("batch") == record["batches"]
+    return record["batch"] == record.get("batches")
 
 
 class ProgressWriter:

@@ -40,6 +40,7 @@ from . import (
     life,
     limited,
     lingering,
+    loop_bars,
     metadata,
     offspring,
     outputs,
@@ -545,7 +546,7 @@ class Supervisor:
             self._pace.feed(found, now)
             for record in found:
                 place = record.get("step"), record.get("batch"), record.get("epoch")
-                if any(place):
+                if any(place) and not loop_bars.is_vague(record):
                     # A single record may show activity without training.
                     self._makes_steps |= self._first_place not in (None, place)
                     self._first_place = self._first_place or place

@@ -145,7 +145,11 @@ _CHATTER = re.compile(
 )
 #: Output of a training run that continues.
 _EPOCH = re.compile("^" + log_shapes.EPOCH)
-_BAR = re.compile(r"^\s*%s.*(?:[=━]|- ETA|\bstep\b)|" % log_shapes.BATCH + log_shapes.TQDM)
+#: Bars of Keras, also one that was cut off within its drawing, and of tqdm.
+_BAR = re.compile(
+    r"^\s*(?:%s(?(eta)|(?= - | [0-9]| *$))|[0-9]{1,15}/[0-9]{1,15} (?:\[=*>?\.*(?:\]|$)|━{2}))|%s"
+    % (log_shapes.KERAS_BAR, log_shapes.TQDM)
+)
 #: Number of output lines, and of progress bars, after which a printed exception is not the end.
 _LATER, _BARS_LATER = 20, 5
 

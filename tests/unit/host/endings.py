@@ -353,6 +353,19 @@ WITHOUT_EXCEPTION = {
         "step 3\nno data in /data/train:\n  is it mounted?\n",
         "its last line: no data in /data/train: is it mounted?",
     ),
+    "sys.exit with a text after a date": (
+        "step 3\n05/27 10:14:15 no data in root=/data\n",
+        "its last line: 05/27 10:14:15 no data in root=/data",
+    ),
+    "sys.exit with a text after a number of a total": (
+        "step 3\n1/2 - 30s without an answer in step=4\n",
+        "its last line: 1/2 - 30s without an answer in step=4",
+    ),
+    "sys.exit with a text, before bars": (
+        "no data in /data\n1/9 [>..] - ETA: 1:40WARNING\n9/9 - 3s - loss: 0.5000\n"
+        "9/9 ━━━━━ 1:40 9ms/step\n9/9 [===]\n9/9 [=>.\n",
+        "its last line: no data in /data",
+    ),
     "sys.exit with a text, and an exception ignored": (
         "no data in /data\nException ignored in: <function A.__del__ at 0x7f>\n" + BROKEN,
         "its last line: no data in /data",

@@ -202,6 +202,8 @@ def test_numbers_end_after_four_decimals(
         ("100/1100 [==>......] - ETA: 2:46:40 - loss: 0.5000", 0.1),
         ("100/1100 ━━━━━━━ 1:40 20ms/step - loss: 0.5000", 50),
         ("100/1100 ━━━━━━━ 2:46:40 20ms/step - loss: 0.5000", 50),
+        ("100/1100 ??????? 2:46:40 20ms/step - loss: 0.5000", 50),
+        ("  100/Unknown 3s 20ms/step - loss: 0.5000", 50),
     ],
 )
 def test_steps_per_second(bar: str, rate: float | None) -> None:
@@ -295,6 +297,93 @@ def test_phases(text: str, expected: str) -> None:
     assert places(parse(text)) == expected.split()
 
 
+FIT, VALIDATING = "9ms/step - loss: 0.5000", "9ms/step - loss: 0.5000 - val_loss: 0.4000"
+TEST, SLOW_TEST, PREDICT = "2ms/step - loss: 0.5000", "8ms/step - loss: 0.5000", "2ms/step"
+FIRST_FIT = "40ms/step - loss: 0.5000"  # fills a cache
+
+
+def calls(*ends: str, verbose: int, keras: int = 3) -> str:
+    """Return the output of calls with four steps, or with two for those that begin with ``2``."""
+    text = ""
+    for end in ends:
+        total, end = (2, end[2:]) if end.startswith("2 ") else (4, end)
+        within = end.partition(" - val_")[0]
+        if verbose == 2:
+            text += f"{total}/{total} - 0s - {end}\n"
+        elif keras == 3:
+            text += f"\r1/{total} ━━━━━ 0s {within}\b\b\r{total}/{total} ━━━━━ 0s {end}\n"
+        else:
+            within = within.partition("/step")[2]
+            text += f"\r1/{total} [=>.] - ETA: 0s{within}\b\b"
+            text += f"\r{total}/{total} [===] - ETA: 0s{within}\b\b"
+            text += f"\r{total}/{total} [===] - 0s {end}\n"
+    return text
+
+
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [
+        # The second bar may be an ``evaluate``; the third shows what it was.
+        ([FIT] * 5, "t:4 e:4 t:12 t:16 t:20"),
+        ([FIRST_FIT, *[FIT] * 4], "t:4 e:4 t:12 t:16 t:20"),
+        ([FIT, TEST, PREDICT], "t:4 e:4 p:4"),
+        ([FIT, TEST] * 3, "t:4 e:4 t:8 e:4 t:12 e:4"),
+        ([FIT, "2 " + TEST] * 3, "t:4 e:2 t:8 e:2 t:12 e:2"),
+        ([FIT, PREDICT] * 3, "t:4 p:4 t:8 p:4 t:12 p:4"),
+        ([FIT, PREDICT, FIT, FIT, FIT, PREDICT, FIT], "t:4 p:4 t:8 e:4 t:16 p:4 t:20"),
+        ([FIT, TEST, "2 " + TEST] * 2, "t:4 e:4 e:2 t:8 e:4 e:2"),
+        ([FIT, FIT, FIT, "2 " + TEST, FIT], "t:4 e:4 t:12 e:2 t:16"),
+        ([FIT, "2 " + TEST, "2 " + TEST], "t:4 e:2 e:2"),
+        # A documented mistake: evaluate is as slow as fit.
+        ([FIT, SLOW_TEST] * 2, "t:4 e:4 t:12 t:16"),
+        # Other metrics or another length.
+        ([FIT, FIT + " - auc: 0.5000"] * 2, "t:4 e:4 t:8 e:4"),
+        (["2 " + FIT, FIT, FIT], "t:2 e:4 e:4"),
+        # The metrics of the validation tell a fit from an evaluate.
+        ([VALIDATING] * 4, "t:4 t:8 t:12 t:16"),
+        ([VALIDATING, SLOW_TEST] * 3, "t:4 e:4 t:8 e:4 t:12 e:4"),
+        # A learning rate that a callback adds at the end.
+        ([FIT + " - lr: 0.1000"] * 3, "t:4 e:4 t:12"),
+    ],
+)
+def test_calls_of_fit_for_one_epoch_each(ends: list[str], expected: str) -> None:
+    for verbose, keras in ((2, 3), (1, 3), (1, 2)):
+        records = parse(calls(*ends, verbose=verbose, keras=keras))
+        places = []
+        for record in records:
+            if (
+                record["batch"] == record["batches"] and "steps_per_s" in record
+            ):  # at the end of a bar
+                number = record["step" if record["phase"] == "training" else "batch"]
+                places.append(f"{record['phase'][0]}:{number}")
+        assert places == expected.split(), (verbose, keras)
+        assert {record["epochs"] for record in records} == {1}
+        assert records[-1]["step"] <= records[-1]["steps"]
+
+
+def test_the_length_of_a_generator_distinguishes_the_calls() -> None:
+    def of_length(total: int) -> str:
+        text = f"\r      1/Unknown 0s {FIT}\b\b\r      2/Unknown 0s {FIT}\b\b"
+        return f"{text}\r{total}/{total} ━━━━━ 0s {FIT}\n"
+
+    def steps_of(*totals: int) -> list[Any]:
+        return [
+            (record["phase"][0], record.get("step"))
+            for record in parse("".join(map(of_length, totals)))
+            if record.get("batch") == record.get("batches")
+        ]
+
+    assert steps_of(5, 5, 5, 5) == [("t", 5), ("e", 5), ("t", 15), ("t", 20)]
+    assert steps_of(5, 3, 5, 3) == [("t", 5), ("e", 5), ("t", 10), ("e", 10)]
+
+
+def test_calls_of_fit_with_and_without_several_epochs() -> None:
+    """After an ``Epoch`` line, a bar without such a line is not known to be training."""
+    one = calls(FIT, verbose=2)
+    assert places(parse(fit(2, 4) + one + one)) == ["t1:", "t1:4", "t2:4", "t2:8", "e2:4", "e2:4"]
+    assert places(parse(one + fit(2, 4) + one))[1:] == ["t1:4", "t1:8", "t2:8", "t2:12", "e2:4"]
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -311,6 +400,19 @@ def test_phases(text: str, expected: str) -> None:
         "Epoch 1: val_loss improved from inf to 0.5000, saving model",
         "step 5/10 - 1s - loss: 0.5000",
         "5 / 10 - 1s - loss: 0.5000",
+        # A date and a time of day.
+        "05/27 10:15:15 - loss: 0.4123",
+        "05/27 10:14:15 AM Epoch 1/5",
+        "05/27 9:15 - loss: 0.4123",
+        "05/27 - 10:15:15 - loss: 0.4123",
+        "05/27 | 10:15:15 | loss: 0.4123",
+        "05/27 -- 10:15:15,123 - loss: 0.4123",
+        "05/27 [10:15:15] - loss: 0.4123",
+        "05/27 ===== 10:15:15 PM - loss: 0.4123",
+        "05/27 ?????? 10:15 - loss: 0.4123",
+        "05/27 ETA: 10:15 pm - loss: 0.4123",
+        "05/27 ETA: 10:15:15,123 - loss: 0.4123",
+        "5/27 10s - loss: 0.4123",
     ],
 )
 def test_other_lines_are_no_records(line: str) -> None:

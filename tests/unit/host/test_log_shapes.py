@@ -35,6 +35,8 @@ def test_the_level_of_a_line(line: str, level: str | None) -> None:
         (log_shapes.BATCH, "12/90 [====>", {"batch": "12", "total": "90"}),
         (log_shapes.BATCH, "12/Unknown 3s", {"batch": "12", "total": None}),
         (log_shapes.BATCH, "12/some/path", None),
+        (log_shapes.KERAS_BAR, "05/27 10:14:15", None),
+        (log_shapes.KERAS_BAR, "05/27 10:14:15 9ms/step", None),
         (log_shapes.TQDM, "40%|####      | 4/10", {}),
         (log_shapes.TQDM, "4it [00:01,  3.9it/s]", {}),
         (log_shapes.TQDM, "40% of 10", None),

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from train.host import pace
+from train.host.console import ConsoleParser
 from train.host.progress_records import Progress
 
 
@@ -167,6 +168,51 @@ def test_how_long_a_rank_has_made_its_last_step(record: Any, seconds: float) -> 
     watched = pace.Pace(factor=2, least=1)
     watched.feed([record], 40.0)
     assert watched.finished_for(100.0) == seconds
+
+
+def of_call(step: int, steps: int, phase: str = "training", **fields: Any) -> Any:
+    """Return a record of Keras at the end of the last of three epochs."""
+    place = {"step": step, "steps": steps, "epoch": 3, "epochs": 3, "batch": 9, "batches": 9}
+    return {"source": "console", "phase": phase, **place, **fields}
+
+
+@pytest.mark.parametrize(
+    ("reported", "seconds"),
+    [
+        ([of_call(27, 27)], 60.0),
+        ([of_call(18, 27, epoch=2), of_call(27, 27), of_call(27, 27, loss=0.5)], 60.0),
+        # It evaluates or predicts, or has done so.
+        ([of_call(27, 27), of_call(27, 27, "evaluating", batch=3)], 0.0),
+        ([of_call(27, 27), of_call(27, 27, "predicting", batch=3)], 0.0),
+        ([of_call(27, 27), of_call(27, 27, "evaluating")], 60.0),
+        ([{"step": 5, "steps": 5}, {"phase": "evaluating"}], 0.0),
+        ([{"step": 5, "steps": 5}, {"phase": "evaluating"}, {"phase": "done"}], 60.0),
+        ([{"step": 5, "steps": 5}, {"phase": "saving"}], 60.0),
+        # It has trained again, or may do so.
+        ([of_call(27, 27), of_call(27, 27, epoch=1)], 0.0),
+        ([of_call(27, 27), of_call(36, 54, epoch=1), of_call(54, 54)], 0.0),
+        ([of_call(27, 27), of_call(9, 27, epoch=1), of_call(27, 27)], 0.0),
+        ([of_call(9, 9, epoch=1, epochs=1)], 0.0),
+        ([of_call(9, 9, epoch=1, epochs=1), of_call(9, 9, "evaluating", epoch=1, epochs=1)], 0.0),
+        # The script knows its own steps.
+        ([{"step": 5, "steps": 5}, {"step": 6, "steps": 10}, {"step": 10}], 60.0),
+        ([{"step": 5, "steps": 5, "epoch": 1, "epochs": 1}], 60.0),
+    ],
+)
+def test_a_rank_that_may_continue_has_not_finished(reported: list[Any], seconds: float) -> None:
+    watched = pace.Pace(factor=2, least=1)
+    for record in reported:
+        watched.feed([record], 40.0)
+    assert watched.finished_for(100.0) == seconds
+
+
+def test_a_loop_over_fit_has_not_finished() -> None:
+    """With ``verbose=2``, it prints nothing until the end of each call."""
+    for ends in ("loss: 0.5000", "loss: 0.5000 - val_loss: 0.4000"):
+        parser, watched = ConsoleParser(), pace.Pace(factor=2, least=1)
+        for now in range(5):
+            watched.feed(parser.feed(f"9/9 - 60s - 7s/step - {ends}\n\n".encode()), 60.0 * now)
+            assert watched.finished_for(60.0 * now + 59) == 0.0
 
 
 def test_where_a_script_crashed_is_the_thread_that_got_the_signal() -> None:

@@ -55,6 +55,7 @@ def test_what_still_holds_of_earlier_records(record: Progress, expected: Progres
         ({"source": "console", "batch": 9, "batches": 9}, True),
         ({"source": "console", "batch": 8, "batches": 9}, False),
         ({"source": "console", "batch": 8}, False),
+        ({"source": "console", "step": 8, "metrics": {"a": 0.5}}, True),  # of a loop's bar
     ],
 )
 def test_whether_metrics_are_final(record: Progress, whole: bool) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,6 +37,7 @@ def test_the_launchers_variables_in_arguments(word: str, expanded: str) -> None:
     assert supervisor.expand(word, environment) == expanded
 
 
+CONSOLE = {"source": "console", "phase": "training"}
 #: A supervisor's notes on a full disk, and the end of its process.
 NOTING = """
 import os, sys
@@ -96,3 +98,26 @@ def test_what_a_supervisor_notes_is_written_at_once_or_lost(tmp_path: Path) -> N
     for name in (rank_files.STATE_FILE, rank_files.STACKS_FILE, rank_files.PROGRESS_FILE):
         assert f"cannot write {name}: [Errno" in log
     assert "the rank is running without leases: " in log
+
+
+@pytest.mark.parametrize(
+    ("records", "makes_steps"),
+    [
+        ([{"step": 1}, {"step": 2}], True),
+        ([{"step": 1}, {"step": 1}], False),
+        ([{**CONSOLE, "step": 1}, {**CONSOLE, "step": 2}], False),
+        ([{**CONSOLE, "step": step, "loss": 0.5} for step in (1, 2)], True),
+        ([{**CONSOLE, "step": step, "epoch": 1} for step in (1, 2)], True),
+        ([{**CONSOLE, "step": step, "batch": step} for step in (1, 2)], True),
+        ([{**CONSOLE, "step": 1}, {**CONSOLE, "step": 2, "loss": 0.5}], False),
+    ],
+)
+def test_which_records_show_that_a_rank_makes_steps(
+    records: list[Any], makes_steps: bool, tmp_path: Path
+) -> None:
+    """A loop that may as well prepare data does not."""
+    rank = supervisor.Supervisor(str(bare_ranks.stage(tmp_path, "worker-0", Path(__file__))))
+    lines = "".join(json.dumps(record) + "\n" for record in records)
+    Path(rank._path(rank_files.PROGRESS_FILE)).write_text(lines)
+    rank._read_progress(1.0)
+    assert rank._makes_steps is makes_steps
