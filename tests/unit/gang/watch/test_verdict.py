@@ -257,7 +257,7 @@ SERVER_REFUSED = failed(
 def test_a_server_outside_of_the_gang_may_have_refused_a_connection(
     gang: Make, others: States
 ) -> None:
-    """If all ranks can reach each other, neither the network nor a rank that completed is blamed."""
+    """If all ranks can reach each other, the network is not blamed, nor a rank that completed."""
     outcome = gang(Hosts(worker_0=[SERVER_REFUSED], **others), **three(set())).follow()
     assert (outcome.root_cause, outcome.cause) == ("worker-0", end_causes.EXIT)
     assert "ConnectionRefusedError" in outcome.message.splitlines()[0]
