@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import configparser
-import datetime
 import functools
 import getpass
 import math
@@ -23,11 +22,18 @@ import yaml
 from train.gang import REPOSITORY, allocations, host_slots
 from train.gang.allocations import Allocation
 from train.gang.errors import UserError
+from train.gang.variables import extra_variables
+from train.gang.variables.extra_variables import (
+    ARGUMENTS,
+    ENVIRONMENT,
+    Unsafe,
+    is_plain,
+    plain,
+)
 
 #: Prefix of the names of password files.
 PASSWORD_FILE = "password-"
 
-ENVIRONMENT, ARGUMENTS = "train_job_environment", "train_job_args"
 #: Variables whose values from the command line or from Python are never treated as templates.
 DATA = (
     *(ENVIRONMENT, ARGUMENTS, "train_job_script", "train_job_include", "train_job_exclude"),
@@ -310,111 +316,6 @@ def _passed_on(option: str, value: Callable[[str], str]) -> Callable[[str], str]
     return lambda given: f"{option}={value(given)}"
 
 
-class Unsafe(str):
-    """A string that Ansible never treats as a template, like ``!unsafe`` in YAML."""
-
-
-class _Reader(yaml.SafeLoader):
-    """Reads YAML, with dates as text. Tagged values, such as ``!vault``, become placeholders."""
-
-
-class _Tagged:
-    """A placeholder for a tagged value, which only Ansible can read."""
-
-
-def _unsafe(loader: Any, node: Any) -> Any:
-    return Unsafe(node.value) if isinstance(node, yaml.ScalarNode) else _Tagged()
-
-
-_YAML = "tag:yaml.org,2002:"
-_Reader.add_multi_constructor("!", lambda loader, suffix, node: _Tagged())
-_Reader.add_constructor("!unsafe", _unsafe)
-_Reader.add_constructor(f"{_YAML}timestamp", lambda loader, node: node.value)
-#: Tags of values that keep their spelling when they become text for the script.
-_WRITTEN = tuple(f"{_YAML}{kind}" for kind in ("int", "float", "timestamp"))
-_NAMES = (*_WRITTEN, f"{_YAML}bool", f"{_YAML}null")
-
-
-def _as_written(node: Any, tags: Sequence[str]) -> Any:
-    """Return a scalar node with one of ``tags`` as text, and any other node unchanged."""
-    if not isinstance(node, yaml.ScalarNode) or node.tag not in tags:
-        return node
-    return yaml.ScalarNode(f"{_YAML}str", node.value, node.start_mark, node.end_mark)
-
-
-def _for_script(loader: _Reader, name: str, node: Any) -> None:
-    """Change a variable's node so that numbers for the script keep their spelling.
-
-    Only the script's environment and arguments are changed.
-    """
-    if name == ENVIRONMENT and isinstance(node, yaml.MappingNode):
-        loader.flatten_mapping(node)
-        pairs = [(_as_written(k, _NAMES), _as_written(v, _WRITTEN)) for k, v in node.value]
-        node.value = pairs
-    elif name == ARGUMENTS and isinstance(node, yaml.SequenceNode):
-        node.value = [_as_written(item, _WRITTEN) for item in node.value]
-
-
-def _load(source: str, name: str = "") -> Any:
-    """Return the contents of a YAML text: variables or, with ``name``, the value of a variable."""
-    loader = _Reader(source)
-    try:
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        if name:
-            _for_script(loader, name, node)
-        elif isinstance(node, yaml.MappingNode):
-            for key, value in node.value:
-                _for_script(loader, str(key.value), value)
-        return loader.construct_document(node)
-    finally:
-        loader.dispose()
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(map(_is_plain, value.values()))
-    if isinstance(value, (list, tuple)):
-        return all(map(_is_plain, value))
-    return not isinstance(value, _Tagged)
-
-
-def plain(value: Any, name: str) -> Any:
-    """Return the value of a variable, converted to types of JSON.
-
-    Raise ValueError if it cannot be written as JSON or is not valid Unicode.
-    """
-    if value is None or isinstance(value, (bool, int, float)):
-        return value
-    if isinstance(value, bytes):
-        try:
-            return value.decode()
-        except UnicodeDecodeError:
-            raise ValueError(
-                f"{name} is binary data, but variables must be text: encode it as base64"
-            ) from None
-    if isinstance(value, str):
-        try:
-            # JSON writes characters beyond 16 bits as two halves.
-            text = value.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
-        except UnicodeDecodeError:
-            raise ValueError(f"{name} contains {value!r}, which is not valid UTF-8") from None
-        return Unsafe(text) if isinstance(value, Unsafe) else text
-    if isinstance(value, Mapping):
-        return {plain(key, name): plain(item, name) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item, name) for item in value]
-    if isinstance(value, (set, frozenset)):
-        return sorted((plain(item, name) for item in value), key=str)
-    if isinstance(value, (os.PathLike, datetime.date, datetime.time)):
-        return str(value)
-    raise ValueError(
-        f"{name} has the unsupported type {type(value).__name__}: use text, numbers, "
-        "booleans, lists or dictionaries"
-    )
-
-
 def plain_variables(variables: Variables) -> dict[str, Any]:
     """Return variables, converted to types of JSON.
 
@@ -450,12 +351,12 @@ def parse_variables(given: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
             if path is not None and source.startswith("$ANSIBLE_VAULT;"):
                 encrypted.append(path)
                 continue
-            loaded = _load(source)
+            loaded = extra_variables.load(source)
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise ValueError(f"-e {text}: {error}") from error
         if not isinstance(loaded, dict):
             raise ValueError(f"-e {text}: expected a mapping of variables (NAME: VALUE)")
-        known = {name: value for name, value in loaded.items() if _is_plain(value)}
+        known = {name: value for name, value in loaded.items() if is_plain(value)}
         variables = merged(variables, _named(text, known))
         if len(known) < len(loaded):
             if path is None:
@@ -477,10 +378,10 @@ def _pair(text: str) -> dict[str, Any]:
     loaded: Any = value
     if value[:1] in ("[", "{") and not value.startswith(("{{", "{%", "{#")):
         try:
-            loaded = _load(value, name)
+            loaded = extra_variables.load(value, name)
         except (ValueError, yaml.YAMLError) as error:
             raise ValueError(f"-e {text}: {error}") from error
-        if not _is_plain(loaded):
+        if not is_plain(loaded):
             raise ValueError(
                 f"-e {text}: values with a tag such as !vault are supported only in a file: use "
                 "-e @FILE"
@@ -513,7 +414,7 @@ def _represent_unsafe(writer: Any, text: Unsafe) -> Any:
     Ansible would read ``!unsafe 'yes'`` as true.
     """
     is_template = TEMPLATE.search(text) is not None
-    tag = "!unsafe" if is_template else f"{_YAML}str"
+    tag = "!unsafe" if is_template else extra_variables.TEXT
     return writer.represent_scalar(tag, str(text), style='"')
 
 

@@ -17,8 +17,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from train.gang import COLLECTION, IS_PACKAGED, REPOSITORY, local_paths
 from train.gang.errors import UserError
+from train.gang.variables import extra_variables
 from train.host import suggested
 from train.host.suggested import HOST, MARKER, PLAYBOOK, SUGGESTIONS
 
@@ -276,15 +279,28 @@ def carried(extra_vars: Sequence[str]) -> list[str]:
         if text.startswith("@"):
             words += ["-e", f"@{_shown_file(text[1:])}"]
         elif text.startswith("{"):
-            try:
-                variables = json.loads(text)
-            except ValueError:
-                continue
+            variables = _loaded(text)
         else:
             name, _, value = text.partition("=")
             variables = {name: value}
         words += variable_words(variables)
     return words
+
+
+def _loaded(text: str) -> dict[str, Any]:
+    """Return the variables of a YAML or JSON object that are no secrets, or none if it is wrong."""
+    try:
+        loaded = extra_variables.load(text)
+        if not isinstance(loaded, dict):
+            return {}
+        known = (*CONNECTION_VARIABLES, *_PLACES)
+        return {
+            name: extra_variables.plain(value, name)
+            for name, value in loaded.items()
+            if name in known and extra_variables.is_plain(value)
+        }
+    except (ValueError, yaml.YAMLError):  # reported when the variables are read
+        return {}
 
 
 def variable_words(variables: Mapping[str, Any]) -> list[str]:

@@ -10,12 +10,12 @@ import pytest
 import yaml
 
 from train.cli.ansible_options import (
-    Unsafe,
     file_of,
     mentions,
     parse_variables,
     plain_variables,
 )
+from train.gang.variables.extra_variables import Unsafe
 
 
 def test_whether_an_inventory_mentions_a_variable(tmp_path: Path) -> None:
