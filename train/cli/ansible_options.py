@@ -19,9 +19,10 @@ from typing import Any
 
 import yaml
 
-from train.gang import REPOSITORY, allocations, host_slots
+from train.gang import REPOSITORY, allocations, host_slots, local_paths
 from train.gang.allocations import Allocation
 from train.gang.errors import UserError
+from train.gang.packages.requested import NEXT_TO_SCRIPT
 from train.gang.variables import extra_variables
 from train.gang.variables.extra_variables import (
     ARGUMENTS,
@@ -38,6 +39,13 @@ PASSWORD_FILE = "password-"
 DATA = (
     *(ENVIRONMENT, ARGUMENTS, "train_job_script", "train_job_include", "train_job_exclude"),
     *("train_job_requirements", "train_job_runs_dir", "train_job_id"),
+)
+
+#: Variables whose values are paths of this machine, or lists of them.
+_LOCAL_PATHS = (
+    *("train_job_script", "train_job_include", "train_job_requirements", "train_job_runs_dir"),
+    *("train_job_metrics_dir", "train_job_logs_dir"),
+    *("ansible_ssh_private_key_file", "ansible_private_key_file"),
 )
 
 #: Matches templates: Jinja's delimiters, and a header that changes them.
@@ -317,11 +325,31 @@ def _passed_on(option: str, value: Callable[[str], str]) -> Callable[[str], str]
 
 
 def plain_variables(variables: Variables) -> dict[str, Any]:
-    """Return variables, converted to types of JSON.
+    """Return variables, converted to types of JSON, with absolute paths.
 
-    Raise ValueError if one cannot be converted. The message names it.
+    Ansible runs in another folder, where relative paths of this machine would have another meaning.
+    Raise ValueError if a variable cannot be converted. The message names it.
     """
-    return {name: plain(value, name) for name, value in variables.items()}
+    return {
+        name: _absolute_paths(plain(value, name), name)
+        if name in _LOCAL_PATHS
+        else plain(value, name)
+        for name, value in variables.items()
+    }
+
+
+def _absolute_paths(value: Any, name: str) -> Any:
+    """Return the value of a variable in _LOCAL_PATHS with absolute paths; keep templates."""
+    if isinstance(value, list):
+        return [_absolute_paths(item, name) for item in value]
+    if not isinstance(value, str) or value in ("", NEXT_TO_SCRIPT):
+        return value
+    if name not in DATA and TEMPLATE.search(value):
+        return value
+    try:
+        return str(local_paths.absolute(value))
+    except UserError as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
 def merged(low: Variables, high: Variables) -> dict[str, Any]:

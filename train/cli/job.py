@@ -25,7 +25,7 @@ from train.cli.ansible_options import (
     options_of,
     plain_variables,
 )
-from train.gang import REPOSITORY, job_records, reports, suggestions
+from train.gang import REPOSITORY, job_records, local_paths, reports, suggestions
 from train.gang.errors import UserError
 from train.gang.job_records import EVENTS_FILE, MANIFEST_FILE, RankResult, ResultRecord
 from train.gang.packages import requested
@@ -339,7 +339,7 @@ class Job:
         if script is None and module and "train_job_script" not in chosen:
             script = "."
         if script is not None:
-            chosen["train_job_script"] = str(Path(script).expanduser().absolute())
+            chosen["train_job_script"] = str(local_paths.absolute(script))
         found = find_script(str(chosen.get("train_job_script", WORKER)), module)
         given = [str(path) for path in include] or chosen.get("train_job_include") or []
         included = find_includes(given)

@@ -39,6 +39,8 @@ _PLACES = (
     *("train_job_root", "train_job_runs_dir", "train_job_lease_dir", "train_job_python"),
     "train_job_framework",
 )
+#: Those of them that are paths of this machine.
+_LOCAL_PATHS = {"ansible_ssh_private_key_file", "ansible_private_key_file", "train_job_runs_dir"}
 #: The collection's playbooks by command, for a collection that was installed without the command
 #: line. No playbook restarts an ended job, so the one for ``restart`` starts a new job.
 _PLAYBOOKS = {
@@ -283,6 +285,10 @@ def carried(extra_vars: Sequence[str]) -> list[str]:
         else:
             name, _, value = text.partition("=")
             variables = {name: value}
+        for path in _LOCAL_PATHS & variables.keys():
+            value = variables[path]
+            is_plain = isinstance(value, str) and value and "{{" not in value
+            variables[path] = _shown_file(value) if is_plain else value
         words += variable_words(variables)
     return words
 

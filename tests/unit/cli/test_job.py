@@ -304,3 +304,18 @@ def test_the_id_can_be_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (job.name, job.run_dir) == ("mine", tmp_path / "runs/mine")
     ((_, given),) = fake.begun
     assert given["train_job_id"] == "mine"
+
+
+def test_a_relative_script_is_one_of_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/main.py").touch()
+    monkeypatch.chdir(tmp_path)
+    given = {"train_job_script": "code/main.py", "train_job_runs_dir": "results"}
+    job = Job.create(variables=given, job="mine")
+    assert job.run_dir == tmp_path / "results/mine"
+    saved = with_kept("mine", {"train_job_runs_dir": str(tmp_path / "results")})
+    assert saved["train_job_script"] == job.variables["train_job_script"]
+    assert saved["train_job_script"] == str(tmp_path / "code/main.py")
+    job.close()
