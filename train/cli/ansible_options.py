@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import configparser
+import contextlib
 import functools
 import getpass
 import math
@@ -75,8 +76,11 @@ def default_inventory() -> tuple[str, ...]:
 
 def _sources(text: str) -> tuple[str, ...]:
     """Return the inventory sources in a text, which may be a comma-separated list."""
-    if text.endswith(",") or Path(text).expanduser().exists():
+    if text.endswith(","):
         return (text,)
+    with contextlib.suppress(UserError):
+        if local_paths.absolute(text).exists():
+            return (text,)
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
@@ -136,11 +140,19 @@ def options_of(inventory: Inventory) -> AnsibleOptions:
 
 
 def absolute(source: str) -> str:
-    """Return an inventory source as an absolute path; host lists are returned unchanged."""
+    """Return an inventory source as an absolute path; host lists are returned unchanged.
+
+    Raise UserError if it is empty, or a path that cannot be made absolute.
+    """
     if "," in source:
         return source
+    if not source.strip():
+        raise UserError(
+            "the inventory is empty: pass a file, a folder or a list of hosts, such as "
+            "-i HOST,HOST2, or leave -i out to use the default"
+        )
     # As in Ansible, variables are read next to a link, not next to its target.
-    return os.path.abspath(Path(source).expanduser())  # noqa: PTH100
+    return os.path.normpath(local_paths.absolute(source))
 
 
 def mentions(inventory: Inventory, name: str) -> bool:
@@ -151,7 +163,7 @@ def mentions(inventory: Inventory, name: str) -> bool:
     folders = [REPOSITORY / "playbooks/group_vars", REPOSITORY / "playbooks/host_vars"]
     files = []
     for source in (source for source in options_of(inventory).inventory if "," not in source):
-        path = Path(source).expanduser()
+        path = Path(absolute(source))
         if path.is_dir():
             folders.append(path)
         else:
@@ -179,7 +191,7 @@ def _beginning(path: Path) -> bytes:
 
 def _whole(path: str) -> str:
     """Return the absolute form of a path."""
-    return str(Path(path).expanduser().absolute())
+    return str(local_paths.absolute(path))
 
 
 def _vault_id(value: str) -> str:
@@ -225,6 +237,15 @@ class HostSource(str):
     allocation: Allocation | None = None
 
 
+def _inventory(source: str) -> str:
+    """Check the value of ``--inventory``."""
+    try:
+        absolute(source)
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return source
+
+
 def _hosts(text: str) -> str:
     """Convert the value of ``--hosts`` to an inventory."""
     try:
@@ -237,7 +258,7 @@ def _hosts(text: str) -> str:
 def _hostfile(path: str) -> HostSource:
     """Return the hosts of a host file as an inventory."""
     try:
-        source = HostSource(host_slots.source_of(host_slots.read_file(Path(path).expanduser())))
+        source = HostSource(host_slots.source_of(host_slots.read_file(local_paths.absolute(path))))
     except OSError as error:
         raise argparse.ArgumentTypeError(f"{path}: {error.strerror}") from None
     except UserError as error:
@@ -281,7 +302,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "file, folder or list of hosts (host1,host2,); may be repeated (default: the job's "
         "inventory, $TRAIN_INVENTORY, $ANSIBLE_INVENTORY, or inventory/local)"
     )
-    group.add_argument("-i", "--inventory", metavar="INVENTORY", action="append", help=text)
+    group.add_argument(
+        *("-i", "--inventory"), metavar="INVENTORY", action="append", type=_inventory, help=text
+    )
     group.add_argument(
         "--hosts",
         dest="inventory",
@@ -321,15 +344,28 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _passed_on(option: str, value: Callable[[str], str]) -> Callable[[str], str]:
-    return lambda given: f"{option}={value(given)}"
+    def word(given: str) -> str:
+        try:
+            return f"{option}={value(given)}"
+        except UserError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return word
 
 
 def plain_variables(variables: Variables) -> dict[str, Any]:
     """Return variables, converted to types of JSON, with absolute paths.
 
     Ansible runs in another folder, where relative paths of this machine would have another meaning.
-    Raise ValueError if a variable cannot be converted. The message names it.
+    Raise ValueError if a variable cannot be converted or its name is not text. The message has the
+    name.
     """
+    for name in variables:
+        if not isinstance(name, str):
+            raise ValueError(
+                f"{name!r} is not the name of a variable: names must be text. Put names such as "
+                "'on', 'yes' and 'null' in quotes, because YAML reads them as other values"
+            )
     return {
         name: _absolute_paths(plain(value, name), name)
         if name in _LOCAL_PATHS
@@ -375,12 +411,12 @@ def parse_variables(given: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
             continue
         path = text[1:] if text[0] == "@" else None
         try:
-            source = text if path is None else Path(path).expanduser().read_text("utf-8")
+            source = text if path is None else local_paths.absolute(path).read_text("utf-8")
             if path is not None and source.startswith("$ANSIBLE_VAULT;"):
                 encrypted.append(path)
                 continue
             loaded = extra_variables.load(source)
-        except (OSError, ValueError, yaml.YAMLError) as error:
+        except (OSError, ValueError, yaml.YAMLError, UserError) as error:
             raise ValueError(f"-e {text}: {error}") from error
         if not isinstance(loaded, dict):
             raise ValueError(f"-e {text}: expected a mapping of variables (NAME: VALUE)")

@@ -151,12 +151,17 @@ def result_of(ended: ResultRecord, run_dir: Path) -> Result:
 def run_dir_of(job: str, variables: Variables) -> Path:
     """Return a job's local folder, or the folder of all jobs if ``job`` is empty.
 
-    Raise UserError if ``job`` is not a valid job id.
+    Raise UserError if ``job`` is not a valid job id, or train_job_runs_dir is not a path.
     """
     if job:
         check_id(job)
-    runs_dir = Path(variables.get(_RUNS_DIR, _DEFAULT_RUNS_DIR))
-    return runs_dir.expanduser().resolve() / job
+    runs_dir = variables.get(_RUNS_DIR, _DEFAULT_RUNS_DIR)
+    if not isinstance(runs_dir, str | Path) or not str(runs_dir):
+        raise UserError(
+            f"{_RUNS_DIR} is {runs_dir!r}, but must be the path of a folder: use "
+            f"-e {_RUNS_DIR}=FOLDER, or leave it out to use {_DEFAULT_RUNS_DIR}"
+        )
+    return local_paths.absolute(runs_dir).resolve() / job
 
 
 def named(job: str, variables: Variables) -> str:
@@ -203,7 +208,7 @@ def host_python(variables: Variables) -> Path:
     """Return the ranks' interpreter on this machine, by default the one that setup.yml installs."""
     framework = str(variables.get("train_job_framework", "tensorflow"))
     python = variables.get("train_job_python") or job_variables.default_python(framework)
-    return Path(python).expanduser()
+    return local_paths.absolute(str(python))
 
 
 def keep(job: str, variables: Variables) -> None:
