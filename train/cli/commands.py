@@ -73,7 +73,7 @@ def show_help(
 
     Raise UserError if this machine lacks the ranks' Python.
     """
-    default = "." if module else variables.get("train_job_script", WORKER)
+    default = "." if module else variables.get("train_job_script") or WORKER
     found = find_script(str(script or default), module)
     python, words = Path(sys.executable), [*found.words, *arguments]
     if found.path != WORKER:

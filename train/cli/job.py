@@ -206,7 +206,7 @@ def with_runs_dir(inventory: Inventory, variables: Variables | None) -> dict[str
 
 def host_python(variables: Variables) -> Path:
     """Return the ranks' interpreter on this machine, by default the one that setup.yml installs."""
-    framework = str(variables.get("train_job_framework", "tensorflow"))
+    framework = str(variables.get("train_job_framework") or "tensorflow")
     python = variables.get("train_job_python") or job_variables.default_python(framework)
     return local_paths.absolute(str(python))
 
@@ -338,6 +338,11 @@ class Job:
         For the arguments and errors see ``start``.
         """
         chosen = plain_variables(with_runs_dir(inventory, variables))
+        if chosen.get("train_job_script", "") is None:  # null in YAML
+            del chosen["train_job_script"]
+        for name in ("train_job_module", "train_job_requirements"):
+            if name in chosen:
+                chosen[name] = chosen[name] or ""
         if module:
             chosen["train_job_module"] = module
         module = str(chosen.get("train_job_module", ""))

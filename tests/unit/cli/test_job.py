@@ -306,6 +306,15 @@ def test_the_id_can_be_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert given["train_job_id"] == "mine"
 
 
+def test_variables_without_a_value_count_as_not_set(tmp_path: Path) -> None:
+    names = ("train_job_script", "train_job_module", "train_job_requirements", "train_job_include")
+    given = {**variables(tmp_path), **dict.fromkeys(names)}
+    job = Job.create(variables=given, job="mine")
+    assert "train_job_script" not in job.variables
+    assert job.variables["train_job_module"] == job.variables["train_job_requirements"] == ""
+    job.close()
+
+
 def test_a_relative_script_is_one_of_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
