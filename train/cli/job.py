@@ -252,6 +252,7 @@ class Job:
         self.run_dir = run_dir_of(name, variables)
         self._events_path = self.run_dir / EVENTS_FILE
         self._new = is_new
+        self._connection_kept = False  # whether the connection by which ranks were reached is saved
         self._lock: watch_lock.WatchLock | None = None
         if is_new:
             self._take_lock()
@@ -495,10 +496,7 @@ class Job:
         Set ``result`` if the job has ended. Then one more call yields the last events.
         """
         over = self._playbook.wait(timeout)
-        if self.run_dir.is_dir() and inventories.kept(self.run_dir) is None:
-            with contextlib.suppress(OSError, watch_lock.WatchedError):
-                self._take_lock()
-                inventories.keep(self.run_dir, self.inventory, self.variables)
+        self._keep_connection()
         outcome = self._playbook.outcome
         while outcome.tasks:
             name = outcome.tasks.pop(0).rpartition("| ")[2]
@@ -522,6 +520,23 @@ class Job:
                 self._without_result(outcome)
             else:
                 self._end(result_of(outcome.ended, self.run_dir))
+
+    def _keep_connection(self) -> None:
+        """Save how the hosts are reached: if nothing is saved, and once the ranks were reached.
+
+        The inventory may differ from that of the start.
+        """
+        if not self.run_dir.is_dir():
+            return
+        reached = bool(self._playbook.outcome.called & {playbooks.START, playbooks.WATCH})
+        is_current = self._new or self._connection_kept or not reached
+        if is_current and inventories.kept(self.run_dir) is not None:
+            return
+        with contextlib.suppress(OSError, watch_lock.WatchedError):
+            self._take_lock()
+            controller = inventories.controller_of(self.run_dir)
+            inventories.keep(self.run_dir, self.inventory, self.variables, controller)
+            self._connection_kept = reached
 
     def _without_result(self, outcome: playbooks.PlaybookOutcome) -> None:
         """Handle a playbook that ended without a final result.

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from train.cli import playbooks
+from train.cli import inventories, playbooks
+from train.cli.ansible_options import AnsibleOptions
 from train.cli.job import Job, keep, status, stop, with_kept
 from train.gang import login_failures
 from train.gang.login_failures import LoginFailure
@@ -286,6 +287,26 @@ def test_attached_three_times_then_left(
     assert job.result.state == "unwatched"
     assert "left running: attach again with `" in job.result.message
     assert fake.run == [], "a failure here does not end the job"
+
+
+@pytest.mark.parametrize("action", [playbooks.START, playbooks.WATCH])
+def test_later_commands_use_the_inventory_with_which_the_ranks_were_reached(
+    action: str, follow: Follow, tmp_path: Path, folder: Path
+) -> None:
+    inventories.keep(folder, AnsibleOptions(("/old",), words=("--user=a",)), {}, controller="w0")
+    job, fake = follow(playbooks.PlaybookOutcome())
+    fake.unending = True
+    pump(job)
+    assert (inventories.kept(folder) or {})["inventory"] == ["/old"], "nothing was reached yet"
+    fake.outcome(0, playbooks.PlaybookOutcome(called={action}))
+    pump(job)
+    assert inventories.kept(folder) == {
+        **{"inventory": [str(tmp_path)], "options": [], "asked": [], "variables": {}},
+        "controller": "w0",
+    }
+    (folder / "connection.json").write_text("{}")
+    pump(job)
+    assert (inventories.kept(folder) or {})["inventory"] == [str(tmp_path)], "it was damaged"
 
 
 def test_variables_of_the_start_hold_for_status_and_stop(follow: Follow, tmp_path: Path) -> None:
