@@ -181,27 +181,44 @@ def named(job: str, variables: Variables) -> str:
 def with_runs_dir(inventory: Inventory, variables: Variables | None) -> dict[str, Any]:
     """Return the variables, with train_job_runs_dir from the inventory if they do not contain it.
 
-    Ansible is run only if a file of the inventory mentions this variable. Raise UserError if the
-    variable cannot be read or differs between hosts.
+    Raise UserError if the variable cannot be read or differs between hosts.
     """
     found = dict(variables or {})
     if _RUNS_DIR in found or not mentions(inventory, _RUNS_DIR):
         return found
-    outcome = playbooks.run_playbook("runs_dir.yml", inventory, found)
+    folder = _of_inventory(inventory, found, _RUNS_DIR).get(_RUNS_DIR)
+    return {**found, _RUNS_DIR: folder or str(_DEFAULT_RUNS_DIR)}
+
+
+def _of_inventory(inventory: Inventory, variables: Variables, *names: str) -> dict[str, str]:
+    """Return variables of the inventory whose values are text, if they are not empty.
+
+    Relative paths mean the repository, in which Ansible runs. Ansible is run only if a file of the
+    inventory mentions one of the variables. Raise UserError if one cannot be read or differs
+    between hosts.
+    """
+    if not any(mentions(inventory, name) for name in names):
+        return {}
+    given = {**variables, "train_inventory_names": names}
+    outcome = playbooks.run_playbook("inventory_variables.yml", inventory, given)
     if outcome.code:
-        raise UserError(
-            "\n".join([f"cannot read {_RUNS_DIR} from the inventory:", *outcome.messages])
-        )
-    by_host = {host: str(res.get("msg", "")) for host, res in outcome.results["debug"].items()}
-    folders = dict.fromkeys(by_host.values())
-    if len(folders) > 1:
-        each = "; ".join(f"{folder or 'none'} on {host}" for host, folder in by_host.items())
-        raise UserError(
-            f"{_RUNS_DIR} must be the same for the whole gang, but differs between hosts: "
-            f"{each}. Set it in group_vars/all, or use -e train_job_runs_dir=FOLDER"
-        )
-    folder = next(iter(folders), "") or str(_DEFAULT_RUNS_DIR)
-    return {**found, _RUNS_DIR: folder}
+        wanted = " and ".join(names)
+        raise UserError("\n".join([f"cannot read {wanted} from the inventory:", *outcome.messages]))
+    found = {}
+    for number, name in enumerate(names):
+        answers = sorted(outcome.results["debug"].items())
+        by_host = {host: str(answer["msg"][number] or "") for host, answer in answers}
+        values = dict.fromkeys(by_host.values())
+        if len(values) > 1:
+            each = "; ".join(f"{value or 'none'} on {host}" for host, value in by_host.items())
+            raise UserError(
+                f"{name} must be the same for the whole gang, but differs between hosts: {each}. "
+                f"Set it in group_vars/all, or use -e {name}=VALUE"
+            )
+        if value := next(iter(values), ""):
+            is_path = name in (_RUNS_DIR, "train_job_script") and not value.startswith("~")
+            found[name] = str(REPOSITORY / value) if is_path else value
+    return found
 
 
 def host_python(variables: Variables) -> Path:
@@ -344,6 +361,9 @@ class Job:
         for name in ("train_job_module", "train_job_requirements"):
             if name in chosen:
                 chosen[name] = chosen[name] or ""
+        if script is None and "train_job_script" not in chosen:
+            names = ("train_job_script", "train_job_module")
+            chosen = {**_of_inventory(inventory, chosen, *names), **chosen}
         if module:
             chosen["train_job_module"] = module
         module = str(chosen.get("train_job_module", ""))
