@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import configparser
-import datetime
+import contextlib
 import functools
 import getpass
 import math
@@ -20,18 +20,33 @@ from typing import Any
 
 import yaml
 
-from train.gang import REPOSITORY, allocations, host_slots
+from train.gang import REPOSITORY, allocations, host_slots, local_paths
 from train.gang.allocations import Allocation
 from train.gang.errors import UserError
+from train.gang.packages.requested import NEXT_TO_SCRIPT
+from train.gang.variables import extra_variables
+from train.gang.variables.extra_variables import (
+    ARGUMENTS,
+    ENVIRONMENT,
+    Unsafe,
+    is_plain,
+    plain,
+)
 
 #: Prefix of the names of password files.
 PASSWORD_FILE = "password-"
 
-ENVIRONMENT, ARGUMENTS = "train_job_environment", "train_job_args"
 #: Variables whose values from the command line or from Python are never treated as templates.
 DATA = (
     *(ENVIRONMENT, ARGUMENTS, "train_job_script", "train_job_include", "train_job_exclude"),
     *("train_job_requirements", "train_job_runs_dir", "train_job_id"),
+)
+
+#: Variables whose values are paths of this machine, or lists of them.
+_LOCAL_PATHS = (
+    *("train_job_script", "train_job_include", "train_job_requirements", "train_job_runs_dir"),
+    *("train_job_metrics_dir", "train_job_logs_dir"),
+    *("ansible_ssh_private_key_file", "ansible_private_key_file"),
 )
 
 #: Matches templates: Jinja's delimiters, and a header that changes them.
@@ -61,8 +76,11 @@ def default_inventory() -> tuple[str, ...]:
 
 def _sources(text: str) -> tuple[str, ...]:
     """Return the inventory sources in a text, which may be a comma-separated list."""
-    if text.endswith(",") or Path(text).expanduser().exists():
+    if text.endswith(","):
         return (text,)
+    with contextlib.suppress(UserError):
+        if local_paths.absolute(text).exists():
+            return (text,)
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
@@ -122,11 +140,19 @@ def options_of(inventory: Inventory) -> AnsibleOptions:
 
 
 def absolute(source: str) -> str:
-    """Return an inventory source as an absolute path; host lists are returned unchanged."""
+    """Return an inventory source as an absolute path; host lists are returned unchanged.
+
+    Raise UserError if it is empty, or a path that cannot be made absolute.
+    """
     if "," in source:
         return source
+    if not source.strip():
+        raise UserError(
+            "the inventory is empty: pass a file, a folder or a list of hosts, such as "
+            "-i HOST,HOST2, or leave -i out to use the default"
+        )
     # As in Ansible, variables are read next to a link, not next to its target.
-    return os.path.abspath(Path(source).expanduser())  # noqa: PTH100
+    return os.path.normpath(local_paths.absolute(source))
 
 
 def mentions(inventory: Inventory, name: str) -> bool:
@@ -137,7 +163,7 @@ def mentions(inventory: Inventory, name: str) -> bool:
     folders = [REPOSITORY / "playbooks/group_vars", REPOSITORY / "playbooks/host_vars"]
     files = []
     for source in (source for source in options_of(inventory).inventory if "," not in source):
-        path = Path(source).expanduser()
+        path = Path(absolute(source))
         if path.is_dir():
             folders.append(path)
         else:
@@ -165,7 +191,7 @@ def _beginning(path: Path) -> bytes:
 
 def _whole(path: str) -> str:
     """Return the absolute form of a path."""
-    return str(Path(path).expanduser().absolute())
+    return str(local_paths.absolute(path))
 
 
 def _vault_id(value: str) -> str:
@@ -211,6 +237,15 @@ class HostSource(str):
     allocation: Allocation | None = None
 
 
+def _inventory(source: str) -> str:
+    """Check the value of ``--inventory``."""
+    try:
+        absolute(source)
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return source
+
+
 def _hosts(text: str) -> str:
     """Convert the value of ``--hosts`` to an inventory."""
     try:
@@ -223,7 +258,7 @@ def _hosts(text: str) -> str:
 def _hostfile(path: str) -> HostSource:
     """Return the hosts of a host file as an inventory."""
     try:
-        source = HostSource(host_slots.source_of(host_slots.read_file(Path(path).expanduser())))
+        source = HostSource(host_slots.source_of(host_slots.read_file(local_paths.absolute(path))))
     except OSError as error:
         raise argparse.ArgumentTypeError(f"{path}: {error.strerror}") from None
     except UserError as error:
@@ -267,7 +302,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "file, folder or list of hosts (host1,host2,); may be repeated (default: the job's "
         "inventory, $TRAIN_INVENTORY, $ANSIBLE_INVENTORY, or inventory/local)"
     )
-    group.add_argument("-i", "--inventory", metavar="INVENTORY", action="append", help=text)
+    group.add_argument(
+        *("-i", "--inventory"), metavar="INVENTORY", action="append", type=_inventory, help=text
+    )
     group.add_argument(
         "--hosts",
         dest="inventory",
@@ -307,120 +344,48 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _passed_on(option: str, value: Callable[[str], str]) -> Callable[[str], str]:
-    return lambda given: f"{option}={value(given)}"
-
-
-class Unsafe(str):
-    """A string that Ansible never treats as a template, like ``!unsafe`` in YAML."""
-
-
-class _Reader(yaml.SafeLoader):
-    """Reads YAML, with dates as text. Tagged values, such as ``!vault``, become placeholders."""
-
-
-class _Tagged:
-    """A placeholder for a tagged value, which only Ansible can read."""
-
-
-def _unsafe(loader: Any, node: Any) -> Any:
-    return Unsafe(node.value) if isinstance(node, yaml.ScalarNode) else _Tagged()
-
-
-_YAML = "tag:yaml.org,2002:"
-_Reader.add_multi_constructor("!", lambda loader, suffix, node: _Tagged())
-_Reader.add_constructor("!unsafe", _unsafe)
-_Reader.add_constructor(f"{_YAML}timestamp", lambda loader, node: node.value)
-#: Tags of values that keep their spelling when they become text for the script.
-_WRITTEN = tuple(f"{_YAML}{kind}" for kind in ("int", "float", "timestamp"))
-_NAMES = (*_WRITTEN, f"{_YAML}bool", f"{_YAML}null")
-
-
-def _as_written(node: Any, tags: Sequence[str]) -> Any:
-    """Return a scalar node with one of ``tags`` as text, and any other node unchanged."""
-    if not isinstance(node, yaml.ScalarNode) or node.tag not in tags:
-        return node
-    return yaml.ScalarNode(f"{_YAML}str", node.value, node.start_mark, node.end_mark)
-
-
-def _for_script(loader: _Reader, name: str, node: Any) -> None:
-    """Change a variable's node so that numbers for the script keep their spelling.
-
-    Only the script's environment and arguments are changed.
-    """
-    if name == ENVIRONMENT and isinstance(node, yaml.MappingNode):
-        loader.flatten_mapping(node)
-        pairs = [(_as_written(k, _NAMES), _as_written(v, _WRITTEN)) for k, v in node.value]
-        node.value = pairs
-    elif name == ARGUMENTS and isinstance(node, yaml.SequenceNode):
-        node.value = [_as_written(item, _WRITTEN) for item in node.value]
-
-
-def _load(source: str, name: str = "") -> Any:
-    """Return the contents of a YAML text: variables or, with ``name``, the value of a variable."""
-    loader = _Reader(source)
-    try:
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        if name:
-            _for_script(loader, name, node)
-        elif isinstance(node, yaml.MappingNode):
-            for key, value in node.value:
-                _for_script(loader, str(key.value), value)
-        return loader.construct_document(node)
-    finally:
-        loader.dispose()
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(map(_is_plain, value.values()))
-    if isinstance(value, (list, tuple)):
-        return all(map(_is_plain, value))
-    return not isinstance(value, _Tagged)
-
-
-def plain(value: Any, name: str) -> Any:
-    """Return the value of a variable, converted to types of JSON.
-
-    Raise ValueError if it cannot be written as JSON or is not valid Unicode.
-    """
-    if value is None or isinstance(value, (bool, int, float)):
-        return value
-    if isinstance(value, bytes):
+    def word(given: str) -> str:
         try:
-            return value.decode()
-        except UnicodeDecodeError:
-            raise ValueError(
-                f"{name} is binary data, but variables must be text: encode it as base64"
-            ) from None
-    if isinstance(value, str):
-        try:
-            # JSON writes characters beyond 16 bits as two halves.
-            text = value.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
-        except UnicodeDecodeError:
-            raise ValueError(f"{name} contains {value!r}, which is not valid UTF-8") from None
-        return Unsafe(text) if isinstance(value, Unsafe) else text
-    if isinstance(value, Mapping):
-        return {plain(key, name): plain(item, name) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item, name) for item in value]
-    if isinstance(value, (set, frozenset)):
-        return sorted((plain(item, name) for item in value), key=str)
-    if isinstance(value, (os.PathLike, datetime.date, datetime.time)):
-        return str(value)
-    raise ValueError(
-        f"{name} has the unsupported type {type(value).__name__}: use text, numbers, "
-        "booleans, lists or dictionaries"
-    )
+            return f"{option}={value(given)}"
+        except UserError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return word
 
 
 def plain_variables(variables: Variables) -> dict[str, Any]:
-    """Return variables, converted to types of JSON.
+    """Return variables, converted to types of JSON, with absolute paths.
 
-    Raise ValueError if one cannot be converted. The message names it.
+    Ansible runs in another folder, where relative paths of this machine would have another meaning.
+    Raise ValueError if a variable cannot be converted or its name is not text. The message has the
+    name.
     """
-    return {name: plain(value, name) for name, value in variables.items()}
+    for name in variables:
+        if not isinstance(name, str):
+            raise ValueError(
+                f"{name!r} is not the name of a variable: names must be text. Put names such as "
+                "'on', 'yes' and 'null' in quotes, because YAML reads them as other values"
+            )
+    return {
+        name: _absolute_paths(plain(value, name), name)
+        if name in _LOCAL_PATHS
+        else plain(value, name)
+        for name, value in variables.items()
+    }
+
+
+def _absolute_paths(value: Any, name: str) -> Any:
+    """Return the value of a variable in _LOCAL_PATHS with absolute paths; keep templates."""
+    if isinstance(value, list):
+        return [_absolute_paths(item, name) for item in value]
+    if not isinstance(value, str) or value in ("", NEXT_TO_SCRIPT):
+        return value
+    if name not in DATA and TEMPLATE.search(value):
+        return value
+    try:
+        return str(local_paths.absolute(value))
+    except UserError as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
 def merged(low: Variables, high: Variables) -> dict[str, Any]:
@@ -446,16 +411,16 @@ def parse_variables(given: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
             continue
         path = text[1:] if text[0] == "@" else None
         try:
-            source = text if path is None else Path(path).expanduser().read_text("utf-8")
+            source = text if path is None else local_paths.absolute(path).read_text("utf-8")
             if path is not None and source.startswith("$ANSIBLE_VAULT;"):
                 encrypted.append(path)
                 continue
-            loaded = _load(source)
-        except (OSError, ValueError, yaml.YAMLError) as error:
+            loaded = extra_variables.load(source)
+        except (OSError, ValueError, yaml.YAMLError, UserError) as error:
             raise ValueError(f"-e {text}: {error}") from error
         if not isinstance(loaded, dict):
             raise ValueError(f"-e {text}: expected a mapping of variables (NAME: VALUE)")
-        known = {name: value for name, value in loaded.items() if _is_plain(value)}
+        known = {name: value for name, value in loaded.items() if is_plain(value)}
         variables = merged(variables, _named(text, known))
         if len(known) < len(loaded):
             if path is None:
@@ -477,10 +442,10 @@ def _pair(text: str) -> dict[str, Any]:
     loaded: Any = value
     if value[:1] in ("[", "{") and not value.startswith(("{{", "{%", "{#")):
         try:
-            loaded = _load(value, name)
+            loaded = extra_variables.load(value, name)
         except (ValueError, yaml.YAMLError) as error:
             raise ValueError(f"-e {text}: {error}") from error
-        if not _is_plain(loaded):
+        if not is_plain(loaded):
             raise ValueError(
                 f"-e {text}: values with a tag such as !vault are supported only in a file: use "
                 "-e @FILE"
@@ -513,7 +478,7 @@ def _represent_unsafe(writer: Any, text: Unsafe) -> Any:
     Ansible would read ``!unsafe 'yes'`` as true.
     """
     is_template = TEMPLATE.search(text) is not None
-    tag = "!unsafe" if is_template else f"{_YAML}str"
+    tag = "!unsafe" if is_template else extra_variables.TEXT
     return writer.represent_scalar(tag, str(text), style='"')
 
 

@@ -26,7 +26,7 @@ from rich.text import Text
 from train.cli import inventories, playbooks, tracking
 from train.cli.ansible_options import Variables, absolute
 from train.cli.display import STYLES, JsonDisplay, best_display
-from train.cli.job import Followed, Job, host_python, run_dir_of, status, stop
+from train.cli.job import Followed, Job, host_python, run_dir_of, status, stop, with_kept
 from train.cli.output import Exit, announce, complain, exit_code, noted_interrupts, print_table
 from train.cli.report import compare_jobs, text_of, write_comparison, write_report
 from train.cli.watch_lock import WatchedError
@@ -73,7 +73,7 @@ def show_help(
 
     Raise UserError if this machine lacks the ranks' Python.
     """
-    default = "." if module else variables.get("train_job_script", WORKER)
+    default = "." if module else variables.get("train_job_script") or WORKER
     found = find_script(str(script or default), module)
     python, words = Path(sys.executable), [*found.words, *arguments]
     if found.path != WORKER:
@@ -379,7 +379,13 @@ def stop_job(args: Namespace, variables: Variables) -> int:
 
 
 def tensorboard(args: Namespace, variables: Variables) -> int:
-    """Serve TensorBoard until interrupted, for jobs on the hosts or, with --here, for runs/."""
+    """Serve TensorBoard until interrupted, for jobs on the hosts or, with --here, for runs/.
+
+    The variables saved at the start of the first job are used.
+    """
+    if args.jobs:
+        variables = with_kept(args.jobs[0], variables)
+        del variables["train_job_id"]  # there may be several jobs
     if args.here:
         python, runs_dir = host_python(variables), run_dir_of("", variables)
         for path in (python, *(runs_dir / job for job in args.jobs)):

@@ -22,6 +22,7 @@ from train.gang import cause_names, reports
 from train.gang.errors import UserError
 from train.gang.job_records import MergedJob, read_manifest
 from train.gang.listing import LISTED_BY
+from train.gang.plan.script_files import WORKER
 from train.host import end_causes, faults, frameworks
 
 #: Seconds for which packets to a port are dropped or sshd is stopped.
@@ -136,9 +137,10 @@ def _require_idle_hosts(outcome: playbooks.PlaybookOutcome) -> None:
 def _one(fault: str, inventory: Inventory, variables: Variables, become: bool) -> Row:
     name = f"drill-{fault}-{time.strftime('%H%M%S')}"
     policy = {"train_job_max_restarts": 2, "train_job_restart_delay": 0, **variables}
+    policy["train_job_module"] = ""
     tensorflow = frameworks.TENSORFLOW
     job = Job.start(
-        None, ARGUMENTS, framework=tensorflow, inventory=inventory, job=name, variables=policy
+        WORKER, ARGUMENTS, framework=tensorflow, inventory=inventory, job=name, variables=policy
     )
     try:
         return _follow(fault, job, become)

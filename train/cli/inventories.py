@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from train.cli.ansible_options import AnsibleOptions, Inventory, Variables, absolute, options_of
+from train.gang import suggestions
 from train.gang.job_records import MANIFEST_FILE, read_manifest
 from train.gang.suggestions import CONNECTION_VARIABLES
 from train.host import json_files
@@ -80,7 +81,7 @@ def kept(run_dir: Path) -> dict[str, Any] | None:
 def options_words(connection: Mapping[str, Any]) -> list[str]:
     """Return a saved connection as command-line words: ``-i`` and the other options."""
     return [
-        *(word for source in connection["inventory"] for word in ("-i", _shown(source))),
+        *(word for source in connection["inventory"] for word in ("-i", suggestions.shown(source))),
         *connection["options"],
         *(
             "--" + QUESTIONS[one].replace("_", "-")
@@ -88,14 +89,6 @@ def options_words(connection: Mapping[str, Any]) -> list[str]:
             if one in QUESTIONS
         ),
     ]
-
-
-def _shown(source: str) -> str:
-    path = Path(source)
-    here = Path.cwd()
-    if "," in source or not path.is_absolute() or not path.is_relative_to(here):
-        return source
-    return str(path.relative_to(here)) or "."
 
 
 def described(connection: Mapping[str, Any]) -> str:

@@ -25,7 +25,7 @@ from train.cli.ansible_options import (
     options_of,
     plain_variables,
 )
-from train.gang import REPOSITORY, job_records, reports, suggestions
+from train.gang import REPOSITORY, job_records, local_paths, reports, suggestions
 from train.gang.errors import UserError
 from train.gang.job_records import EVENTS_FILE, MANIFEST_FILE, RankResult, ResultRecord
 from train.gang.packages import requested
@@ -151,12 +151,17 @@ def result_of(ended: ResultRecord, run_dir: Path) -> Result:
 def run_dir_of(job: str, variables: Variables) -> Path:
     """Return a job's local folder, or the folder of all jobs if ``job`` is empty.
 
-    Raise UserError if ``job`` is not a valid job id.
+    Raise UserError if ``job`` is not a valid job id, or train_job_runs_dir is not a path.
     """
     if job:
         check_id(job)
-    runs_dir = Path(variables.get(_RUNS_DIR, _DEFAULT_RUNS_DIR))
-    return runs_dir.expanduser().resolve() / job
+    runs_dir = variables.get(_RUNS_DIR, _DEFAULT_RUNS_DIR)
+    if not isinstance(runs_dir, str | Path) or not str(runs_dir):
+        raise UserError(
+            f"{_RUNS_DIR} is {runs_dir!r}, but must be the path of a folder: use "
+            f"-e {_RUNS_DIR}=FOLDER, or leave it out to use {_DEFAULT_RUNS_DIR}"
+        )
+    return local_paths.absolute(runs_dir).resolve() / job
 
 
 def named(job: str, variables: Variables) -> str:
@@ -176,34 +181,51 @@ def named(job: str, variables: Variables) -> str:
 def with_runs_dir(inventory: Inventory, variables: Variables | None) -> dict[str, Any]:
     """Return the variables, with train_job_runs_dir from the inventory if they do not contain it.
 
-    Ansible is run only if a file of the inventory mentions this variable. Raise UserError if the
-    variable cannot be read or differs between hosts.
+    Raise UserError if the variable cannot be read or differs between hosts.
     """
     found = dict(variables or {})
     if _RUNS_DIR in found or not mentions(inventory, _RUNS_DIR):
         return found
-    outcome = playbooks.run_playbook("runs_dir.yml", inventory, found)
+    folder = _of_inventory(inventory, found, _RUNS_DIR).get(_RUNS_DIR)
+    return {**found, _RUNS_DIR: folder or str(_DEFAULT_RUNS_DIR)}
+
+
+def _of_inventory(inventory: Inventory, variables: Variables, *names: str) -> dict[str, str]:
+    """Return variables of the inventory whose values are text, if they are not empty.
+
+    Relative paths mean the repository, in which Ansible runs. Ansible is run only if a file of the
+    inventory mentions one of the variables. Raise UserError if one cannot be read or differs
+    between hosts.
+    """
+    if not any(mentions(inventory, name) for name in names):
+        return {}
+    given = {**variables, "train_inventory_names": names}
+    outcome = playbooks.run_playbook("inventory_variables.yml", inventory, given)
     if outcome.code:
-        raise UserError(
-            "\n".join([f"cannot read {_RUNS_DIR} from the inventory:", *outcome.messages])
-        )
-    by_host = {host: str(res.get("msg", "")) for host, res in outcome.results["debug"].items()}
-    folders = dict.fromkeys(by_host.values())
-    if len(folders) > 1:
-        each = "; ".join(f"{folder or 'none'} on {host}" for host, folder in by_host.items())
-        raise UserError(
-            f"{_RUNS_DIR} must be the same for the whole gang, but differs between hosts: "
-            f"{each}. Set it in group_vars/all, or use -e train_job_runs_dir=FOLDER"
-        )
-    folder = next(iter(folders), "") or str(_DEFAULT_RUNS_DIR)
-    return {**found, _RUNS_DIR: folder}
+        wanted = " and ".join(names)
+        raise UserError("\n".join([f"cannot read {wanted} from the inventory:", *outcome.messages]))
+    found = {}
+    for number, name in enumerate(names):
+        answers = sorted(outcome.results["debug"].items())
+        by_host = {host: str(answer["msg"][number] or "") for host, answer in answers}
+        values = dict.fromkeys(by_host.values())
+        if len(values) > 1:
+            each = "; ".join(f"{value or 'none'} on {host}" for host, value in by_host.items())
+            raise UserError(
+                f"{name} must be the same for the whole gang, but differs between hosts: {each}. "
+                f"Set it in group_vars/all, or use -e {name}=VALUE"
+            )
+        if value := next(iter(values), ""):
+            is_path = name in (_RUNS_DIR, "train_job_script") and not value.startswith("~")
+            found[name] = str(REPOSITORY / value) if is_path else value
+    return found
 
 
 def host_python(variables: Variables) -> Path:
     """Return the ranks' interpreter on this machine, by default the one that setup.yml installs."""
-    framework = str(variables.get("train_job_framework", "tensorflow"))
+    framework = str(variables.get("train_job_framework") or "tensorflow")
     python = variables.get("train_job_python") or job_variables.default_python(framework)
-    return Path(python).expanduser()
+    return local_paths.absolute(str(python))
 
 
 def keep(job: str, variables: Variables) -> None:
@@ -247,6 +269,7 @@ class Job:
         self.run_dir = run_dir_of(name, variables)
         self._events_path = self.run_dir / EVENTS_FILE
         self._new = is_new
+        self._connection_kept = False  # whether the connection by which ranks were reached is saved
         self._lock: watch_lock.WatchLock | None = None
         if is_new:
             self._take_lock()
@@ -333,13 +356,21 @@ class Job:
         For the arguments and errors see ``start``.
         """
         chosen = plain_variables(with_runs_dir(inventory, variables))
+        if chosen.get("train_job_script", "") is None:  # null in YAML
+            del chosen["train_job_script"]
+        for name in ("train_job_module", "train_job_requirements"):
+            if name in chosen:
+                chosen[name] = chosen[name] or ""
+        if script is None and "train_job_script" not in chosen:
+            names = ("train_job_script", "train_job_module")
+            chosen = {**_of_inventory(inventory, chosen, *names), **chosen}
         if module:
             chosen["train_job_module"] = module
         module = str(chosen.get("train_job_module", ""))
         if script is None and module and "train_job_script" not in chosen:
             script = "."
         if script is not None:
-            chosen["train_job_script"] = str(Path(script).expanduser().absolute())
+            chosen["train_job_script"] = str(local_paths.absolute(script))
         found = find_script(str(chosen.get("train_job_script", WORKER)), module)
         given = [str(path) for path in include] or chosen.get("train_job_include") or []
         included = find_includes(given)
@@ -485,10 +516,7 @@ class Job:
         Set ``result`` if the job has ended. Then one more call yields the last events.
         """
         over = self._playbook.wait(timeout)
-        if self.run_dir.is_dir() and inventories.kept(self.run_dir) is None:
-            with contextlib.suppress(OSError, watch_lock.WatchedError):
-                self._take_lock()
-                inventories.keep(self.run_dir, self.inventory, self.variables)
+        self._keep_connection()
         outcome = self._playbook.outcome
         while outcome.tasks:
             name = outcome.tasks.pop(0).rpartition("| ")[2]
@@ -512,6 +540,23 @@ class Job:
                 self._without_result(outcome)
             else:
                 self._end(result_of(outcome.ended, self.run_dir))
+
+    def _keep_connection(self) -> None:
+        """Save how the hosts are reached: if nothing is saved, and once the ranks were reached.
+
+        The inventory may differ from that of the start.
+        """
+        if not self.run_dir.is_dir():
+            return
+        reached = bool(self._playbook.outcome.called & {playbooks.START, playbooks.WATCH})
+        is_current = self._new or self._connection_kept or not reached
+        if is_current and inventories.kept(self.run_dir) is not None:
+            return
+        with contextlib.suppress(OSError, watch_lock.WatchedError):
+            self._take_lock()
+            controller = inventories.controller_of(self.run_dir)
+            inventories.keep(self.run_dir, self.inventory, self.variables, controller)
+            self._connection_kept = reached
 
     def _without_result(self, outcome: playbooks.PlaybookOutcome) -> None:
         """Handle a playbook that ended without a final result.

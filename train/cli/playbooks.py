@@ -34,6 +34,8 @@ from train.gang.scratch import Scratch
 
 #: The action that starts ranks: once a task with it has begun, ranks may run on the hosts.
 START = "gang_start"
+#: The action that watches the ranks, after they were started or found.
+WATCH = "gang_watch"
 #: Actions whose results may report the end of an attempt or the job.
 _ENDS = ("gang_restart", "gang_refusal", "gang_result")
 #: Actions that each attempt repeats, and whose results concern only that attempt.

@@ -107,7 +107,7 @@ _NEARLY = 0.99
 #: Maximum number of characters of a value to compare.
 _LONGEST = 65_536
 
-#: By step, a value and the seconds from the first record until then.
+#: By step, a value and the seconds from the first record until then, or NaN if unknown.
 Curve = dict[int, tuple[float, float]]
 
 
@@ -503,11 +503,12 @@ class Metric:
 
     @property
     def reached(self) -> list[float | None]:
-        """Seconds until each job reached ``wanted``; None if it never did."""
+        """Seconds until each job reached ``wanted``; None if it never did, NaN if unknown."""
         wanted = self.wanted or math.inf
+        seconds = [[at for value, at in c.values() if value >= wanted] for c in self.curves]
         return [
-            min((at for value, at in curve.values() if value >= wanted), default=None)
-            for curve in self.curves
+            math.nan if any(map(math.isnan, found)) else min(found, default=None)
+            for found in seconds
         ]
 
 
@@ -559,11 +560,11 @@ def _curve(attempts: list[AttemptFiles], name: str) -> Curve:
         ranks = attempt["progress"].values()
         seen = next((r for r in ranks if any(name in values(record) for record in r)), [])
         for record in seen:
-            at = record.get("t", 0.0)
-            began = at if began is None else began
+            at = record.get("t", math.nan)
+            began = at if began is None and "t" in record else began
             value = values(record).get(name)
             if value is not None and "step" in record:
-                found[record["step"]] = (value, at - began)
+                found[record["step"]] = (value, math.nan if began is None else at - began)
     return found
 
 
@@ -621,8 +622,8 @@ def text_of(found: Comparison, everything: bool = False) -> str:
             continue
         line = f"{metric.name}: {' | '.join(metric.last)} at the end"
         if metric.wanted is not None:
-            times = ["never" if at is None else f"after {_after(at)}" for at in metric.reached]
-            line += f"; reached {lines.number(metric.wanted)}: {' | '.join(times)}"
+            times = " | ".join(map(_when, metric.reached))
+            line += f"; reached {lines.number(metric.wanted)}: {times}"
         said.append(line)
     return "\n".join(said)
 
@@ -658,9 +659,15 @@ def _charts(found: Comparison) -> Iterator[Chart]:
             marks = [(found.parted, f"losses diverge at step {found.parted}")]
         yield page.curves(metric.name, points, marks=marks)
         if metric.wanted is not None:
-            times = {job: [(at, value) for value, at in c.values()] for job, c in curves.items()}
+            known = {
+                job: [(at, value) for value, at in c.values() if not math.isnan(at)]
+                for job, c in curves.items()
+            }
+            times = {job: points for job, points in known.items() if points}
+            if not times:
+                continue
             wanted = lines.number(metric.wanted)
-            marks = [(at, wanted) for at in metric.reached if at is not None]
+            marks = [(at, wanted) for at in metric.reached if at is not None and not math.isnan(at)]
             yield page.curves(f"{metric.name} over time", times, "seconds", marks)
 
 
@@ -680,4 +687,11 @@ def _losses(one: Curve, other: Curve) -> tuple[str, int | None]:
 
 
 def _after(seconds: float | None) -> str:
-    return "never" if seconds is None else f"{seconds:.1f} s"
+    if seconds is None:
+        return "never"
+    return "unknown" if math.isnan(seconds) else f"{seconds:.1f} s"
+
+
+def _when(seconds: float | None) -> str:
+    after = _after(seconds)
+    return after if seconds is None or math.isnan(seconds) else f"after {after}"

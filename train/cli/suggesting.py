@@ -11,6 +11,7 @@ from typing import Any
 from train.cli import ansible_options, inventories
 from train.cli.ansible_options import AnsibleOptions, HostSource, Variables
 from train.gang import suggestions
+from train.gang.errors import UserError
 from train.gang.suggestions import Call
 
 #: Options that apply to one command.
@@ -20,7 +21,7 @@ _OF_ONE_COMMAND = ("--verbose",)
 def note_typed(words: Sequence[str]) -> None:
     """Record the options of the command line, without the command and the script's arguments.
 
-    Mistakes are ignored here, because the parser reports them.
+    Mistakes are ignored here, because the parser, or the code that reads a file, reports them.
     """
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
     ansible_options.add_options(parser)
@@ -38,7 +39,10 @@ def note_typed(words: Sequence[str]) -> None:
     typed = (*_typed(args.inventory or ()), *options)
     reaching = (*_sources(args.inventory or ()), *options)
     default = ansible_options.default_origin() == "TRAIN_INVENTORY" and not args.inventory
-    found = _sources(ansible_options.default_inventory()) if default else []
+    found: list[str] = []
+    if default:
+        with contextlib.suppress(UserError):
+            found = _sources(ansible_options.default_inventory())
     suggestions.note(
         Call(
             suggestions.train_program(),

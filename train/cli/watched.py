@@ -12,17 +12,18 @@ from typing import Any
 
 from train.cli import playbooks, suggesting, watch_lock
 from train.cli.ansible_options import AnsibleOptions
-from train.cli.job import Event, Followed, Result, event_of, result_of
+from train.cli.job import Event, Followed, Result, event_of, result_of, with_kept
 from train.cli.watch_lock import WatchedError
-from train.gang import suggestions
+from train.gang import reports, suggestions
 from train.gang.job_records import EVENTS_FILE, read_result
+from train.host.records import ABSENT
 
 #: Bytes to read at the end of the events, for the last one of each rank.
 _TAIL = 1 << 20
 #: Maximum bytes of events to read at a time.
 _BLOCK = 1 << 20
-#: Seconds for the watch to end after the job was stopped.
-_END_LIMIT = 300.0
+#: Seconds for the watch to end after the job was stopped, and if it could not be stopped.
+_END_LIMIT, _END_LIMIT_FAILED = 300.0, 30.0
 
 
 class WatchedJob:
@@ -35,7 +36,7 @@ class WatchedJob:
         run_dir: its folder.
         watcher: the record of the command that watches it.
         options: the options that reach the hosts.
-        variables: of the role and of Ansible.
+        variables: of the role and of Ansible; those saved at the job's start are added.
         attach: attaches to the job. Raises WatchedError if yet another command watches it.
     """
 
@@ -51,11 +52,13 @@ class WatchedJob:
         self.name, self.run_dir = name, run_dir
         self.result: Result | None = None
         self._watcher, self._attach = dict(watcher), attach
-        self._options, self._variables = options, {**variables, "train_job_id": name}
+        self._options = options
+        self._variables = with_kept(name, {**variables, "train_job_runs_dir": str(run_dir.parent)})
         self._path = run_dir / EVENTS_FILE
         self._offset = -1  # nothing was read yet
         self._taken: Followed | None = None  # followed by this command
         self._stop: playbooks.Playbook | None = None
+        self._stop_errors: list[str] = []
         self._end_by = float("inf")
 
     def events(self, timeout: float = 0.25) -> Iterator[Event]:
@@ -137,13 +140,16 @@ class WatchedJob:
         """Yield the errors of a stop, and give up if the watch does not end in time after it."""
         if self._stop is not None and self._stop.wait(0.0):
             outcome, self._stop = self._stop.close(), None
-            for line in outcome.messages:
+            self._stop_errors = _errors(outcome)
+            for line in self._stop_errors:
                 yield self._notice("stop", f"could not stop the job: {line}")
-            self._end_by = time.monotonic() + _END_LIMIT
+            limit = _END_LIMIT_FAILED if self._stop_errors else _END_LIMIT
+            self._end_by = time.monotonic() + limit
         if time.monotonic() > self._end_by:
-            self.result = self._result(
-                "unwatched", "the job was stopped, but its end was not reported in time"
-            )
+            message = "the job was stopped, but its end was not reported in time"
+            if self._stop_errors:
+                message = f"could not stop the job: {'; '.join(self._stop_errors)}"
+            self.result = self._result("unwatched", message)
 
     def leave(self) -> Result:
         """Stop following; the other command continues to watch the job."""
@@ -176,3 +182,20 @@ class WatchedJob:
 
     def _result(self, state: str, message: str) -> Result:
         return Result(self.name, state, message, {}, [], self.run_dir)
+
+
+def _errors(outcome: playbooks.PlaybookOutcome) -> list[str]:
+    """Return why a stop playbook has not stopped the job; empty if it has."""
+    if outcome.messages:
+        return outcome.messages
+    try:
+        stopped = [
+            report
+            for answer in outcome.answers("gang_stop").values()
+            for report in reports.stop_reports(answer)
+        ]
+    except reports.ReportError as error:
+        return [f"a malformed report: {error}"]
+    if any(report["was"] != ABSENT or report["given_back"] for report in stopped):
+        return []
+    return ["no host has a rank of it"]

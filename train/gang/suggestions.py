@@ -17,7 +17,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from train.gang import COLLECTION, IS_PACKAGED, REPOSITORY
+import yaml
+
+from train.gang import COLLECTION, IS_PACKAGED, REPOSITORY, local_paths
+from train.gang.errors import UserError
+from train.gang.variables import extra_variables
 from train.host import suggested
 from train.host.suggested import HOST, MARKER, PLAYBOOK, SUGGESTIONS
 
@@ -35,6 +39,8 @@ _PLACES = (
     *("train_job_root", "train_job_runs_dir", "train_job_lease_dir", "train_job_python"),
     "train_job_framework",
 )
+#: Those of them that are paths of this machine.
+_LOCAL_PATHS = {"ansible_ssh_private_key_file", "ansible_private_key_file", "train_job_runs_dir"}
 #: The collection's playbooks by command, for a collection that was installed without the command
 #: line. No playbook restarts an ended job, so the one for ``restart`` starts a new job.
 _PLAYBOOKS = {
@@ -248,7 +254,10 @@ def _of_ansible() -> Call:
         value = given.get(name)
         if value and value != default:
             words.append(f"{option}={value}")
-    words += [f"--vault-id={identity}" for identity in given.get("vault_ids") or ()]
+    for identity in given.get("vault_ids") or ():
+        name, at, path = str(identity).rpartition("@")
+        is_file = path and path != "prompt"
+        words.append(f"--vault-id={name}{at}{_shown_file(path) if is_file else path}")
     flags = {"ask_pass": "--ask-pass", "become_ask_pass": "--ask-become-pass"}
     flags["ask_vault_pass"] = "--ask-vault-pass"
     words += [option for name, option in flags.items() if given.get(name)]
@@ -270,17 +279,34 @@ def carried(extra_vars: Sequence[str]) -> list[str]:
     for text in extra_vars:
         variables: Any = {}
         if text.startswith("@"):
-            words += ["-e", text]
+            words += ["-e", f"@{_shown_file(text[1:])}"]
         elif text.startswith("{"):
-            try:
-                variables = json.loads(text)
-            except ValueError:
-                continue
+            variables = _loaded(text)
         else:
             name, _, value = text.partition("=")
             variables = {name: value}
+        for path in _LOCAL_PATHS & variables.keys():
+            value = variables[path]
+            is_plain = isinstance(value, str) and value and "{{" not in value
+            variables[path] = _shown_file(value) if is_plain else value
         words += variable_words(variables)
     return words
+
+
+def _loaded(text: str) -> dict[str, Any]:
+    """Return the variables of a YAML or JSON object that are no secrets, or none if it is wrong."""
+    try:
+        loaded = extra_variables.load(text)
+        if not isinstance(loaded, dict):
+            return {}
+        known = (*CONNECTION_VARIABLES, *_PLACES)
+        return {
+            name: extra_variables.plain(value, name)
+            for name, value in loaded.items()
+            if name in known and extra_variables.is_plain(value)
+        }
+    except (ValueError, yaml.YAMLError):  # reported when the variables are read
+        return {}
 
 
 def variable_words(variables: Mapping[str, Any]) -> list[str]:
@@ -298,14 +324,23 @@ def variable_words(variables: Mapping[str, Any]) -> list[str]:
 def shown(source: str) -> str:
     """Return a path or an inventory as it appears in suggested commands.
 
-    It is relative to the repository if that is the current folder. A list of hosts is unchanged.
+    It is relative to the repository if that is the current folder, and otherwise absolute, because
+    the command may run in the repository. A list of hosts is unchanged.
     """
     if "," in source:
         return source
-    path = Path(os.path.abspath(Path(source).expanduser()))  # noqa: PTH100
+    path = Path(os.path.normpath(local_paths.absolute(source)))
     if is_here() and path.is_relative_to(REPOSITORY) and path != REPOSITORY:
         return str(path.relative_to(REPOSITORY))
     return str(path)
+
+
+def _shown_file(path: str) -> str:
+    """Return the path of a file as it appears in suggested commands."""
+    try:
+        return path if is_here() else str(local_paths.absolute(path))
+    except UserError:  # reported when the file is read
+        return path
 
 
 def is_installed() -> bool:

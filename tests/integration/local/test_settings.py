@@ -12,6 +12,8 @@ import yaml
 
 from tests.support.jobs import write_script
 from tests.support.lab import Lab, Labs, run
+from train.cli.job import Job
+from train.gang.errors import UserError
 
 #: A script that shows its arguments and variables.
 SHOW = """
@@ -150,6 +152,31 @@ def test_the_folder_of_results_is_the_inventorys(local_lab: Labs, script: str) -
     assert refused.returncode == 2
     assert "train_job_runs_dir must be the same for the whole gang" in refused.stderr
     assert "/other on worker0" in refused.stderr
+
+
+def test_the_script_may_be_set_in_the_inventory(tmp_path: Path) -> None:
+    for name in ("mine", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "main.py").touch()
+    (tmp_path / "mine/requirements.txt").write_text("idna\n")
+    (tmp_path / "lab/group_vars/all").mkdir(parents=True)
+    (tmp_path / "lab/hosts").write_text("a ansible_connection=local\nb ansible_connection=local\n")
+    path = tmp_path / "lab/group_vars/all/job.yml"
+    path.write_text('train_job_script: "{{ inventory_dir }}/../mine/main.py"\n')
+    given: dict[str, Any] = {
+        "inventory": tmp_path / "lab",
+        "variables": {"train_job_runs_dir": str(tmp_path / "runs")},
+    }
+    job = Job.create(requirements="auto", **given)
+    assert job.name.startswith("mine-")
+    assert job.variables["train_job_requirements"] == f"{tmp_path}/mine/requirements.txt"
+    job.close()
+    chosen = Job.create(tmp_path / "other", **given)
+    assert chosen.name.startswith("other-")
+    chosen.close()
+    path.write_text('train_job_script: "/{{ inventory_hostname }}/main.py"\n')
+    with pytest.raises(UserError, match=r"differs between hosts: /a/main\.py on a; /b/"):
+        Job.create(**given)
 
 
 def _train(command: str) -> list[str]:

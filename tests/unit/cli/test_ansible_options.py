@@ -10,12 +10,12 @@ import pytest
 import yaml
 
 from train.cli.ansible_options import (
-    Unsafe,
     file_of,
     mentions,
     parse_variables,
     plain_variables,
 )
+from train.gang.variables.extra_variables import Unsafe
 
 
 def test_whether_an_inventory_mentions_a_variable(tmp_path: Path) -> None:
@@ -107,3 +107,32 @@ def test_what_is_data_in_the_file_for_ansible() -> None:
     assert yaml.load(file_of(variables), loader) == variables
     data = [*texts[:4], "{{ x }}", "/a/{{ b }}/main.py", "{{ y }}"]
     assert sorted(unsafe) == sorted(data)
+
+
+def test_paths_of_this_machine_are_relative_to_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "more.yml").write_text("train_job_metrics_dir: prom\ntrain_job_root: data\n")
+    given = ["train_job_script=main.py", "{train_job_include: [a, /b]}", "@more.yml"]
+    given += ["train_job_requirements=auto", "ansible_ssh_private_key_file=key"]
+    assert parse_variables(given)[0] == {
+        "train_job_script": f"{tmp_path}/main.py",
+        "train_job_include": [f"{tmp_path}/a", "/b"],
+        "train_job_metrics_dir": f"{tmp_path}/prom",
+        "train_job_root": "data",  # a path on the hosts
+        "train_job_requirements": "auto",
+        "ansible_ssh_private_key_file": f"{tmp_path}/key",
+    }
+    kept: dict[str, Any] = {
+        "train_job_metrics_dir": "{{ x }}/prom",
+        "train_job_requirements": "",
+        "a": "main.py",
+    }
+    kept["train_job_include"] = None
+    assert plain_variables(kept) == kept
+    assert plain_variables({"train_job_script": "{{ x }}"}) == {
+        "train_job_script": f"{tmp_path}/{{{{ x }}}}"  # data, never a template
+    }
+    with pytest.raises(ValueError, match=r"train_job_metrics_dir: ~nobody-here: .* home"):
+        parse_variables(["train_job_metrics_dir=~nobody-here"])

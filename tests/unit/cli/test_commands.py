@@ -7,6 +7,7 @@ import json
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from tests.support.jobs import PLAIN
 from tests.unit.cli.conftest import Answers
 from train.cli import commands, playbooks
+from train.cli.job import keep
 from train.cli.main import main
 from train.gang.lines import stopped
 
@@ -212,3 +214,28 @@ def test_what_a_user_answers_to_an_interrupt(
     before = signal.getsignal(signal.SIGINT)
     assert commands._ask("night") == choice
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_tensorboard_uses_the_variables_of_the_jobs_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = {"train_job_runs_dir": str(tmp_path)}
+    (tmp_path / "night").mkdir()
+    keep("night", {**runs, "train_job_root": "/data/train"})
+    begun: list[dict[str, Any]] = []
+
+    def begin(name: str, _: Any, variables: dict[str, Any]) -> Any:
+        begun.append(variables)
+        outcome = playbooks.PlaybookOutcome(code=0)
+        return SimpleNamespace(wait=lambda timeout: True, close=lambda: outcome, outcome=outcome)
+
+    monkeypatch.setattr(playbooks, "Playbook", begin)
+    words = ["tensorboard", "-e", f"train_job_runs_dir={tmp_path}"]
+    assert main([*words, "night", "day"]) == main(words) == 0
+    assert begun == [
+        {
+            **{**runs, "train_job_root": "/data/train", "train_job_tensorboard_port": 6006},
+            "train_job_tensorboard_jobs": ["night", "day"],
+        },
+        {**runs, "train_job_tensorboard_port": 6006, "train_job_tensorboard_jobs": []},
+    ]

@@ -41,7 +41,7 @@ def test_the_connection_is_kept_without_passwords(
         "variables": {"ansible_port": 2222},
     }
     assert inventories.described(connection) == (
-        "-i lab --user=train --private-key=/k --ask-become-pass"
+        f"-i {tmp_path}/lab --user=train --private-key=/k --ask-become-pass"
     )
     with pytest.raises(ValueError, match="which are not stored"):
         inventories.options_for(tmp_path, None)

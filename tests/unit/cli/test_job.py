@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from train.cli import playbooks
+from train.cli import inventories, playbooks
+from train.cli.ansible_options import AnsibleOptions
 from train.cli.job import Job, keep, status, stop, with_kept
 from train.gang import login_failures
 from train.gang.login_failures import LoginFailure
@@ -288,6 +289,26 @@ def test_attached_three_times_then_left(
     assert fake.run == [], "a failure here does not end the job"
 
 
+@pytest.mark.parametrize("action", [playbooks.START, playbooks.WATCH])
+def test_later_commands_use_the_inventory_with_which_the_ranks_were_reached(
+    action: str, follow: Follow, tmp_path: Path, folder: Path
+) -> None:
+    inventories.keep(folder, AnsibleOptions(("/old",), words=("--user=a",)), {}, controller="w0")
+    job, fake = follow(playbooks.PlaybookOutcome())
+    fake.unending = True
+    pump(job)
+    assert (inventories.kept(folder) or {})["inventory"] == ["/old"], "nothing was reached yet"
+    fake.outcome(0, playbooks.PlaybookOutcome(called={action}))
+    pump(job)
+    assert inventories.kept(folder) == {
+        **{"inventory": [str(tmp_path)], "options": [], "asked": [], "variables": {}},
+        "controller": "w0",
+    }
+    (folder / "connection.json").write_text("{}")
+    pump(job)
+    assert (inventories.kept(folder) or {})["inventory"] == [str(tmp_path)], "it was damaged"
+
+
 def test_variables_of_the_start_hold_for_status_and_stop(follow: Follow, tmp_path: Path) -> None:
     _, fake = follow(None)
     status("mine", tmp_path, variables(tmp_path))
@@ -304,3 +325,27 @@ def test_the_id_can_be_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (job.name, job.run_dir) == ("mine", tmp_path / "runs/mine")
     ((_, given),) = fake.begun
     assert given["train_job_id"] == "mine"
+
+
+def test_variables_without_a_value_count_as_not_set(tmp_path: Path) -> None:
+    names = ("train_job_script", "train_job_module", "train_job_requirements", "train_job_include")
+    given = {**variables(tmp_path), **dict.fromkeys(names)}
+    job = Job.create(variables=given, job="mine")
+    assert "train_job_script" not in job.variables
+    assert job.variables["train_job_module"] == job.variables["train_job_requirements"] == ""
+    job.close()
+
+
+def test_a_relative_script_is_one_of_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/main.py").touch()
+    monkeypatch.chdir(tmp_path)
+    given = {"train_job_script": "code/main.py", "train_job_runs_dir": "results"}
+    job = Job.create(variables=given, job="mine")
+    assert job.run_dir == tmp_path / "results/mine"
+    saved = with_kept("mine", {"train_job_runs_dir": str(tmp_path / "results")})
+    assert saved["train_job_script"] == job.variables["train_job_script"]
+    assert saved["train_job_script"] == str(tmp_path / "code/main.py")
+    job.close()

@@ -57,6 +57,23 @@ def ended(words: list[str]) -> Any:
         ("clean --keep few", "is not a whole number of 0 or more"),
         ("status -- x", "status takes no script arguments"),
         ("run x", "unknown argument x: put script arguments after --"),
+        *(
+            (f"run {option}~nobody-here/x", "~nobody-here is not the home directory of a user")
+            for option in (
+                *("--script ", "--module m --script ", "--include ", "--requirements "),
+                *("-i ", "--hostfile ", "-e @", "--private-key ", "--vault-id=lab@"),
+                *("-e train_job_runs_dir=", "-e train_job_metrics_dir="),
+            )
+        ),
+        ("run -i ''", "the inventory is empty: pass a file, a folder or a list of hosts"),
+        ("run -e '{{1: 2}}'", "1 is not the name of a variable: names must be text"),
+        ("run -e '{{on: 2}}'", "-e {{on: 2}}: True is not the name of a variable"),
+        ("run -e '{{train_job_runs_dir: null}}'", "train_job_runs_dir is None, but must be"),
+        ("attach j -e '{{train_job_runs_dir: 5}}'", "train_job_runs_dir is 5, but must be"),
+        (
+            "status j -e train_job_runs_dir=",
+            "train_job_runs_dir is '', but must be the path of a folder",
+        ),
     ],
 )
 def test_wrong_use_starts_nothing_and_leaves_nothing(
@@ -72,6 +89,26 @@ def test_wrong_use_starts_nothing_and_leaves_nothing(
     assert ended([command, "-e", f"train_job_runs_dir={runs}", *options]) == 2
     assert said.format(here=tmp_path) in capsys.readouterr().err
     assert not runs.exists() or list(runs.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "words", ["list -i lab", "run --script main.py", "list -e @x.yml", "list --hostfile hosts"]
+)
+def test_a_relative_path_in_a_removed_folder_is_an_error(
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delattr("ansible_runner.run_async")
+    removed = tmp_path / "removed"
+    removed.mkdir()
+    monkeypatch.chdir(removed)
+    removed.rmdir()
+    assert ended(words.split()) == 2
+    assert f"{words.split()[-1].removeprefix('@')}: the current folder was removed" in (
+        capsys.readouterr().err
+    )
 
 
 def test_the_version_is_the_projects(capsys: pytest.CaptureFixture[str]) -> None:

@@ -212,3 +212,28 @@ def test_of_much_progress_a_page_has_a_part_and_the_last_record(
     found = report._read_progress(path)
     assert 50 < len(found) < 100
     assert found[-1]["step"] == 999
+
+
+def test_times_of_records_without_a_time_are_unknown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ("-e", f"train_job_runs_dir={tmp_path}")
+    for name in ("one", "two", "three"):
+        write_manifest(tmp_path / name, ["worker-0"])
+        write_attempt(tmp_path / name, ["worker-0"], range(1, 6), COMPLETED)
+    path = tmp_path / "two/progress/worker-0.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    without = [{name: v for name, v in record.items() if name != "t"} for record in records]
+    path.write_text("".join(f"{json.dumps(record)}\n" for record in without))
+    mixed = "".join(f"{json.dumps(record)}\n" for record in [without[0], *records[1:]])
+    (tmp_path / "three/progress/worker-0.jsonl").write_text(mixed)
+    _, shown = shown_by(capsys, "compare", "one", "two", *where)
+    assert "loss: identical at all 5 steps" in shown
+    assert "reached 0.825: after 1.5 s | unknown\n" in shown
+    code, shown = shown_by(capsys, "compare", "one", "two", *where, "--html")
+    assert code == 0, shown
+    page = (tmp_path / "one/compare-two.html").read_text()
+    assert "unknown" in words_of(page)
+    assert [trace["name"] for trace in charts_of(page)["accuracy over time"]["traces"]] == ["one"]
+    _, shown = shown_by(capsys, "compare", "one", "three", *where)
+    assert "reached 0.825: after 1.5 s | after 0.4 s\n" in shown  # since the first known time

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -82,3 +84,28 @@ def test_the_python_api_has_a_call_of_its_arguments() -> None:
     noted = suggestions.Call(typed=("-i", "lab"))
     suggestions.note(noted)
     assert suggesting.call_of(options, {}) == noted, "that of the command line"
+
+
+def test_commands_that_run_in_the_repository_have_absolute_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hosts").write_text("node-1\n")
+    words = ["list", "-i", "lab", "--hostfile", "hosts", "-e", "@more.yml", "--private-key", "key"]
+    suggesting.note_typed(words)
+    assert suggestions.current().reaching == (
+        *("-i", f"{tmp_path}/lab", "-i", "node-1,", f"--private-key={tmp_path}/key"),
+        *("-e", f"@{tmp_path}/more.yml"),
+    )
+    printed = suggestions.command("setup")
+    assert printed.startswith(f"cd {shlex.quote(str(REPOSITORY))} && ")
+
+    suggesting.note_typed(["status", "night"])
+    connection = {"inventory": [f"{tmp_path}/lab"], "options": [], "asked": [], "variables": {}}
+    suggesting.note_kept("night", connection)
+    assert suggestions.current().reaching == ("-i", f"{tmp_path}/lab")
+    monkeypatch.chdir(REPOSITORY)
+    connection["inventory"] = [f"{REPOSITORY}/inventory/lab"]
+    suggesting.note_typed(["status", "night", "-e", "@inventory/more.yml"])
+    suggesting.note_kept("night", connection)
+    assert suggestions.current().reaching == ("-i", "inventory/lab", "-e", "@inventory/more.yml")

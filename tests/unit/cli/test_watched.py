@@ -12,7 +12,7 @@ import pytest
 
 from train.cli import playbooks
 from train.cli.ansible_options import AnsibleOptions
-from train.cli.job import Event, Result
+from train.cli.job import Event, Result, keep
 from train.cli.watch_lock import WatchedError, WatchLock, watcher_of
 from train.cli.watched import WatchedJob
 
@@ -149,25 +149,84 @@ def test_a_job_that_is_left_goes_on(folder: Folder) -> None:
     assert watcher_of(folder.run_dir) is not None
 
 
-def test_a_stop_ends_the_ranks_and_the_watch_reports_the_end(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun: list[tuple[str, Any]] = []
-    outcome = playbooks.PlaybookOutcome(code=2, failures={"no": ["a"]})
+STOPPED = {
+    **{"was": "running", "phase": "stopped", "ended": 1, "remaining": [], "port": 1},
+    **{"port_free": True, "gpu_memory_free": None, "given_back": 0},
+}
+
+
+def begun(
+    monkeypatch: pytest.MonkeyPatch, outcome: playbooks.PlaybookOutcome
+) -> list[tuple[str, dict[str, Any]]]:
+    """Let playbooks end at once with ``outcome``; return the list of those that begin."""
+    found: list[tuple[str, dict[str, Any]]] = []
 
     def begin(name: str, _: Any, variables: Any) -> Any:
-        begun.append((name, variables["train_job_id"]))
+        found.append((name, variables))
         return SimpleNamespace(wait=lambda timeout: True, close=lambda: outcome)
 
     monkeypatch.setattr(playbooks, "Playbook", begin)
+    return found
+
+
+def answer(**report: Any) -> playbooks.PlaybookOutcome:
+    answers = {"a": {"stop_report": {**STOPPED, **report}, "more": []}}
+    return playbooks.PlaybookOutcome(code=0, results={"gang_stop": {"a": {"hosts": answers}}})
+
+
+def test_a_stop_uses_the_variables_of_the_start(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = {"train_job_runs_dir": str(folder.run_dir.parent)}
+    keep("night", {**runs, "train_job_root": "/data/train"})
+    called = begun(monkeypatch, answer())
     job = watched(folder)
     [*job.events(0.0)]
     job.request_stop()
-    assert begun == [("stop.yml", "night")]
-    (event,) = job.events(0.0)
-    assert event.data["text"] == "could not stop the job: a: no"
+    expected = {**runs, "train_job_root": "/data/train", "train_job_id": "night"}
+    assert called == [("stop.yml", expected)]
     assert shown(job) == []
     job._end_by = 0.0  # the watch does not end
     assert shown(job) == []
     assert job.result is not None
     assert job.result.state == "unwatched"
+    assert job.result.message == "the job was stopped, but its end was not reported in time"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "why"),
+    [
+        (playbooks.PlaybookOutcome(code=2, failures={"no": ["a"]}), "a: no"),
+        (answer(was="absent"), "no host has a rank of it"),
+        (playbooks.PlaybookOutcome(code=0), "no host has a rank of it"),
+        (answer(was=7), "a malformed report: "),
+    ],
+)
+def test_a_job_that_could_not_be_stopped_is_not_reported_as_stopped(
+    outcome: playbooks.PlaybookOutcome,
+    why: str,
+    folder: Folder,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun(monkeypatch, outcome)
+    job = watched(folder)
+    [*job.events(0.0)]
+    job.request_stop()
+    (event,) = job.events(0.0)
+    assert event.data["text"].startswith(f"could not stop the job: {why}")
+    assert shown(job) == []
+    job._end_by = 0.0  # the watch does not end
+    assert shown(job) == []
+    assert job.result is not None
+    assert job.result.state == "unwatched"
+    assert job.result.message == event.data["text"]
+
+
+def test_leases_that_were_given_back_count_as_a_stop(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun(monkeypatch, answer(was="absent", given_back=2))
+    job = watched(folder)
+    [*job.events(0.0)]
+    job.request_stop()
+    assert shown(job) == []

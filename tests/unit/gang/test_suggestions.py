@@ -157,3 +157,30 @@ def test_of_extra_variables_only_those_of_connections_and_places_are_carried() -
         *("-e", "ansible_user=anna", "-e", "@vault.yml"),
         *("-e", '{"train_job_root": "/data/my train"}'),
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{ansible_user: bob}", ["-e", "ansible_user=bob"]),
+        ("{ansible_port: 22, ansible_password: secret}", ["-e", "ansible_port=22"]),
+        ("{ansible_user: !vault x, train_job_root: !unsafe /data}", ["-e", "train_job_root=/data"]),
+        ("{ansible_user: 2024-01-01}", ["-e", "ansible_user=2024-01-01"]),
+        ("{1: 2}", []),
+        ("{ansible_user", []),
+    ],
+)
+def test_variables_may_be_yaml(text: str, expected: list[str]) -> None:
+    assert suggestions.carried([text]) == expected
+
+
+def test_paths_of_this_machine_are_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = ["train_job_runs_dir=results", "{ansible_ssh_private_key_file: key}", "@more.yml"]
+    assert suggestions.carried([*given, "train_job_root=data"]) == [
+        *("-e", f"train_job_runs_dir={tmp_path}/results"),
+        *("-e", f"ansible_ssh_private_key_file={tmp_path}/key"),
+        *("-e", f"@{tmp_path}/more.yml", "-e", "train_job_root=data"),
+    ]

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from train.gang import run_folders
+from train.gang import local_paths, run_folders
 from train.gang.errors import UserError
 
 #: The folder for the dashboard's files in the folder of results. No job can have this name.
@@ -157,7 +157,7 @@ def read_password(path: str, environment: Mapping[str, str]) -> str:
     UserError if there is none, if it is too short, or if other users can read the file.
     """
     if path:
-        file = Path(path).expanduser()
+        file = local_paths.absolute(path)
         mode = stat.S_IMODE(file.stat().st_mode)
         if mode & 0o077:
             raise UserError(f"other users can read {file}: restrict it with `chmod 600 {file}`")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 
+from train.gang import local_paths
 from train.gang.errors import UserError
 from train.gang.packages import uv
 
@@ -61,7 +62,7 @@ def find(value: str, script_folder: Path) -> Path:
         script_folder: the folder of the script.
     """
     if value != NEXT_TO_SCRIPT:
-        path = Path(value).expanduser().resolve()
+        path = local_paths.absolute(value).resolve()
         if not path.is_file():
             raise UserError(
                 f"no such file: {path}. --requirements (train_job_requirements) takes a "

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from train.gang import PACKAGE, archives
+from train.gang import PACKAGE, archives, local_paths
 from train.gang.errors import UserError
 from train.gang.job_records import Manifest, arguments_of
 from train.gang.scratch import Scratch
@@ -62,7 +62,7 @@ def find_script(script: str, module: str = "") -> Script:
     With ``module``, such as ``trainer.task``, run that module in the directory instead. Raise
     UserError if there is no such script or module, or if its folder is a home directory or /tmp.
     """
-    path = Path(script).expanduser().resolve()
+    path = local_paths.absolute(script).resolve()
     if module:
         folder, entry = _find_module(path, module)
     elif path.is_dir():
@@ -126,7 +126,7 @@ def find_includes(include: str | Sequence[str]) -> list[Path]:
     found: dict[str, Path] = {}
     for text in [include] if isinstance(include, str) else include:
         # A link keeps its own name, which resolve() would replace. Its target's content is sent.
-        path = Path(os.path.abspath(Path(text).expanduser()))  # noqa: PTH100
+        path = Path(os.path.normpath(local_paths.absolute(text)))
         if not path.is_file() and not path.is_dir():
             raise UserError(
                 f"no such file or folder: {path}. --include (train_job_include) takes files "

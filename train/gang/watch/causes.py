@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shlex
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -235,10 +236,11 @@ class Failure:
         if self.script:
             if folder.name == name and folder != Path(self.script):
                 module = f"{name}.{Path(self.script).stem}"
-                return f"run it as part of its package: --script {folder.parent} --module {module}"
+                words = f"--script {shlex.quote(str(folder.parent))} --module {shlex.quote(module)}"
+                return f"run it as part of its package: {words}"
             for path in (folder, folder.parent / name, folder.parent / f"{name}.py"):
                 if path.stem == name and path.exists():
-                    return f"pass your own package with --include {path}"
+                    return f"pass your own package with --include {shlex.quote(str(path))}"
         package = package_of(name)
         return (
             f"add {package} to requirements.txt next to the script and pass --requirements, "

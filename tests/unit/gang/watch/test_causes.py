@@ -74,6 +74,11 @@ def test_the_scripts_own_package_is_found_on_the_control_node(tmp_path: Path) ->
     assert missing("trainer", "/elsewhere/trainer/task.py") == by_module.format("/elsewhere")
     path = tmp_path / "helpers.py"
     assert missing("helpers", str(script)) == f"pass your own package with --include {path}"
+    spaced = tmp_path / "my code/trainer/task.py"
+    spaced.parent.mkdir(parents=True)
+    (tmp_path / "my code/helpers.py").touch()
+    assert missing("trainer", str(spaced)) == by_module.format(f"'{tmp_path}/my code'")
+    assert missing("helpers", str(spaced)).endswith(f"--include '{tmp_path}/my code/helpers.py'")
     elsewhere = missing("helpers", "/elsewhere/trainer/task.py")
     assert elsewhere.startswith("add helpers to requirements.txt")
 
