@@ -28,6 +28,9 @@ from tests.support.testbed import Testbed
 
 pytestmark = pytest.mark.docker
 OWN = "/etc/chrony/conf.d/train.conf"
+SOURCES = "/etc/apt/sources.list"
+#: The state of another time daemon.
+NTPD = "systemctl is-active ntpd; systemctl is-enabled ntpd"
 #: An NTP server whose clock is 5 s ahead.
 NTP_SERVER = """
 import socket, struct, time
@@ -50,11 +53,26 @@ def cluster(bed: Testbed) -> dict[str, Any]:
     return {"clock_sync_source": "host-0", "clock_sync_addresses": {**addresses, "me": "host-0"}}
 
 
-def test_a_cluster_with_a_source_of_its_own(bed: Testbed) -> None:
-    # Another time daemon is running.
+def start_ntpd(bed: Testbed) -> None:
+    """Run another time daemon on the last host."""
     unit = "[Service]\\nExecStart=/bin/sleep 9999\\n[Install]\\nWantedBy=multi-user.target\\n"
     ntpd = "/etc/systemd/system/ntpd.service; systemctl enable --now ntpd"
-    shell(bed, f"printf '{unit}' > {ntpd}", 1)
+    shell(bed, f"printf '{unit}' > {ntpd}", 1, check=True)
+
+
+def test_a_time_daemon_is_kept_if_chrony_cannot_be_installed(bed: Testbed) -> None:
+    start_ntpd(bed)
+    shell(bed, f"mv {SOURCES} {SOURCES}.d/none", 1, check=True)
+    done = run(bed, "--limit", "host-1").checked()
+    assert "Warning: chrony could not be installed (" in done.shown
+    assert shell(bed, NTPD, 1).split() == ["active", "enabled"]
+    shell(bed, f"mv {SOURCES}.d/none {SOURCES}", 1, check=True)
+    run(bed, "--limit", "host-1", clock_sync_max_skew=0).checked()
+    assert shell(bed, NTPD, 1).split() == ["inactive", "disabled"]
+
+
+def test_a_cluster_with_a_source_of_its_own(bed: Testbed) -> None:
+    start_ntpd(bed)
     run(bed, **cluster(bed)).checked()
     # The source keeps the distribution's sources, because it may reach them.
     pools = "grep -c '^pool' /etc/chrony/chrony.conf"
