@@ -277,6 +277,18 @@ def worker_options() -> set[str]:
     return set(re.findall(r"--[a-z][a-z-]*[a-z]", check_worker("--help").stdout))
 
 
+@pytest.mark.parametrize("page", [doc("cloud"), doc("supervision")], ids=name_of)
+def test_replaced_hosts_pass_the_firewalls_of_the_others(page: Path) -> None:
+    """With --limit, setup.yml changes only the new host's firewall."""
+    texts = [text for kind, text in FENCE.findall(page.read_text()) if kind == "yaml"]
+    texts = [text for text in texts if "TRAIN_LOST_HOSTS" in text]
+    assert texts
+    for text in texts:
+        command = yaml.safe_load(text)["train_job_replace"]
+        last = command.rpartition(" && ")[2]
+        assert last.endswith("playbooks/setup.yml --tags firewall"), command
+
+
 def test_the_training_program_takes_every_command(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(blocks(TRAINING, "python")[0])
     taken = 0
