@@ -271,12 +271,6 @@ def test_the_playbooks_for_clouds_take_every_variable(cloud: str) -> None:
     assert all(f"-e {name}=" in text for name in OF_CLOUDS[cloud])
 
 
-@functools.cache
-def worker_options() -> set[str]:
-    """Return the options of the training program, each switch in its two forms."""
-    return set(re.findall(r"--[a-z][a-z-]*[a-z]", check_worker("--help").stdout))
-
-
 @pytest.mark.parametrize("page", [doc("cloud"), doc("supervision")], ids=name_of)
 def test_replaced_hosts_pass_the_firewalls_of_the_others(page: Path) -> None:
     """With --limit, setup.yml changes only the new host's firewall."""
@@ -287,6 +281,12 @@ def test_replaced_hosts_pass_the_firewalls_of_the_others(page: Path) -> None:
         command = yaml.safe_load(text)["train_job_replace"]
         last = command.rpartition(" && ")[2]
         assert last.endswith("playbooks/setup.yml --tags firewall"), command
+
+
+@functools.cache
+def worker_options() -> set[str]:
+    """Return the options of the training program, each switch in its two forms."""
+    return set(re.findall(r"--[a-z][a-z-]*[a-z]", check_worker("--help").stdout))
 
 
 def test_the_training_program_takes_every_command(tmp_path: Path) -> None:
