@@ -271,6 +271,18 @@ def test_the_playbooks_for_clouds_take_every_variable(cloud: str) -> None:
     assert all(f"-e {name}=" in text for name in OF_CLOUDS[cloud])
 
 
+@pytest.mark.parametrize("page", [doc("cloud"), doc("supervision")], ids=name_of)
+def test_replaced_hosts_pass_the_firewalls_of_the_others(page: Path) -> None:
+    """With --limit, setup.yml changes only the new host's firewall."""
+    texts = [text for kind, text in FENCE.findall(page.read_text()) if kind == "yaml"]
+    texts = [text for text in texts if "TRAIN_LOST_HOSTS" in text]
+    assert texts
+    for text in texts:
+        command = yaml.safe_load(text)["train_job_replace"]
+        last = command.rpartition(" && ")[2]
+        assert last.endswith("playbooks/setup.yml --tags firewall"), command
+
+
 @functools.cache
 def worker_options() -> set[str]:
     """Return the options of the training program, each switch in its two forms."""

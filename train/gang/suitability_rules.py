@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import yaml
+from ansible.module_utils import basic
+from ansible.release import __version__ as ansible_version
 
 from train.gang import REPOSITORY, login_failures
 from train.gang.errors import UserError
@@ -42,8 +44,8 @@ VARIABLES = (
     "training_host_packages",
     "training_host_user",
 )
-#: The oldest Python that runs Ansible's modules and jobs' supervisors.
-_HOST_PYTHON = "3.8"
+#: The oldest Python that runs this project's modules and jobs, which use none of Ansible's modules.
+_HOST_PYTHON = (3, 8)
 #: Distributions whose python3 is too old, with its version and the first suitable release.
 _TOO_OLD = {
     ("debian", "10"): ("3.7", "Debian 12"),
@@ -173,6 +175,12 @@ def _is_at_or_below(path: str, folder: str) -> bool:
     return path.rstrip("/") == folder.rstrip("/") or path.startswith(folder.rstrip("/") + "/")
 
 
+def modules_python() -> str:
+    """Return the oldest Python on a host that runs the modules of the Ansible in use."""
+    least = max(_HOST_PYTHON, tuple(getattr(basic, "_PY_MIN", _HOST_PYTHON)))
+    return ".".join(map(str, least[:2]))
+
+
 @functools.cache
 def _role() -> dict[str, Any]:
     """Return the defaults of both roles, and the role tensorflow's facts about its own locks."""
@@ -271,13 +279,15 @@ def _python(facts: Suitability, needed: Needs) -> Iterator[HostFault]:
     remedy = python_remedy(facts, needed)
     # Part of the sentence, because hosts with the same sentence share a remedy.
     other = "".join(f"; {one['path']} is suitable" for one in facts["others"][:1])
-    if numbers(facts["host_python"]) < numbers(_HOST_PYTHON):
+    least = modules_python()
+    if numbers(facts["host_python"]) < numbers(least):
+        release = ".".join(map(str, numbers(ansible_version)))
         sentence = (
             f"Python {facts['host_python']}, which Ansible uses on this host, is too old for "
-            "Ansible's modules"
+            f"the modules of ansible-core {release}"
         )
         also = f"also set ansible_python_interpreter to a newer Python: {remedy}"
-        yield HostFault("host-python-too-old", sentence, f"Python {_HOST_PYTHON} or newer", also)
+        yield HostFault("host-python-too-old", sentence, f"Python {least} or newer", also)
     if facts["python_error"]:
         if not needed.prepares_package(facts, command):
             sentence = f"{facts['python_error']} (tensorflow_python){other}"
@@ -330,7 +340,7 @@ def python_remedy(facts: Suitability, needed: Needs) -> str:
     oldest, newest = needed.supported
     if _family(facts) == "redhat":
         known = [name for name in needed.packages(facts) if re.fullmatch(r"python3\.[0-9]+", name)]
-        can_install = numbers(facts["host_python"]) >= numbers(_HOST_PYTHON)
+        can_install = numbers(facts["host_python"]) >= numbers(modules_python())
         if known and can_install and PREPARES in needed.roles:
             return f"set tensorflow_python to {known[0]}, which setup.yml installs (training_host)"
         package = (known or [f"python{_version(oldest, newest)}"])[0]
@@ -414,8 +424,12 @@ def without_python(os_id: str, os_version: str, os_name: str, needed: Needs) -> 
         return [HostFault("python-too-old", sentence, expected, remedy)]
     if PREPARES in needed.roles:
         return []
-    known = login_failures.KINDS["no-python"]
-    return [HostFault("no-python", known.sentence, expected, known.remedy)]
+    sentence = login_failures.KINDS["no-python"].sentence
+    remedy = (
+        f"install python3 ({modules_python()} or newer), or set ansible_python_interpreter to its "
+        "path"
+    )
+    return [HostFault("no-python", sentence, expected, remedy)]
 
 
 def lines(faults: Mapping[str, Sequence[HostFault]]) -> list[str]:

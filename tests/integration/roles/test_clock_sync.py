@@ -28,6 +28,9 @@ from tests.support.testbed import Testbed
 
 pytestmark = pytest.mark.docker
 OWN = "/etc/chrony/conf.d/train.conf"
+SOURCES = "/etc/apt/sources.list"
+#: The state of another time daemon.
+NTPD = "systemctl is-active ntpd; systemctl is-enabled ntpd"
 #: An NTP server whose clock is 5 s ahead.
 NTP_SERVER = """
 import socket, struct, time
@@ -50,11 +53,57 @@ def cluster(bed: Testbed) -> dict[str, Any]:
     return {"clock_sync_source": "host-0", "clock_sync_addresses": {**addresses, "me": "host-0"}}
 
 
-def test_a_cluster_with_a_source_of_its_own(bed: Testbed) -> None:
-    # Another time daemon is running.
+def start_ntpd(bed: Testbed) -> None:
+    """Run another time daemon on the last host."""
     unit = "[Service]\\nExecStart=/bin/sleep 9999\\n[Install]\\nWantedBy=multi-user.target\\n"
     ntpd = "/etc/systemd/system/ntpd.service; systemctl enable --now ntpd"
-    shell(bed, f"printf '{unit}' > {ntpd}", 1)
+    shell(bed, f"printf '{unit}' > {ntpd}", 1, check=True)
+
+
+def assert_refused_as_too_old(bed: Testbed) -> None:
+    done = run(bed, "--limit", "host-1")
+    assert done.code == 2
+    assert "chrony 3.5 of Debian 12" in done.shown, done.output
+    assert "is too old, because the role clock_sync needs 4.0 or newer: upgrade" in done.shown
+    assert shell(bed, NTPD, 1).split() == ["active", "enabled"]
+    assert shell(bed, f"ls {OWN}; grep -c clock_sync /etc/chrony/chrony.conf", 1) in ("", "0\n")
+
+
+def test_an_old_chrony_is_refused_and_another_time_daemon_kept(bed: Testbed) -> None:
+    start_ntpd(bed)
+    package = "Package: chrony\\nVersion: 3.5-6ubuntu6.2\\nArchitecture: all\\nSize: 9\\n"
+    package += f"Filename: ./chrony.deb\\nSHA256: {'0' * 64}\\n"
+    old = f"mkdir /old; printf '{package}' > /old/Packages; mv {SOURCES} {SOURCES}.d/none"
+    old += f"; echo 'deb [trusted=yes] file:/old ./' > {SOURCES}; apt-get update"
+    needed = "apt-get update; apt-get install --yes python3-apt"
+    shell(bed, f"{needed} && {old}", 1, check=True)
+    assert_refused_as_too_old(bed)
+
+    shell(bed, f"mv {SOURCES}.d/none {SOURCES}; rm -r /old; apt-get update", 1, check=True)
+    daemon = "/usr/sbin/chronyd"
+    installed = f"echo 'echo \"chronyd (chrony) version 3.5 (+CMDMON)\"' > {daemon}"
+    installed += f"; chmod 755 {daemon}; mkdir /etc/chrony; echo pool x > /etc/chrony/chrony.conf"
+    shell(bed, installed, 1, check=True)
+    assert_refused_as_too_old(bed)
+    shell(bed, f"rm -r {daemon} /etc/chrony", 1, check=True)
+
+
+def test_a_time_daemon_is_kept_if_chrony_cannot_be_installed(bed: Testbed) -> None:
+    start_ntpd(bed)
+    # The package chrony removes this one.
+    shell(bed, "apt-get update; apt-get install --yes systemd-timesyncd", 1, check=True)
+    shell(bed, f"mv {SOURCES} {SOURCES}.d/none", 1, check=True)
+    done = run(bed, "--limit", "host-1").checked()
+    assert "Warning: chrony could not be installed (" in done.shown
+    assert shell(bed, NTPD, 1).split() == ["active", "enabled"]
+    assert shell(bed, "systemctl is-enabled systemd-timesyncd", 1) == "enabled\n"
+    shell(bed, f"mv {SOURCES}.d/none {SOURCES}", 1, check=True)
+    run(bed, "--limit", "host-1", clock_sync_max_skew=0).checked()
+    assert shell(bed, NTPD, 1).split() == ["inactive", "disabled"]
+
+
+def test_a_cluster_with_a_source_of_its_own(bed: Testbed) -> None:
+    start_ntpd(bed)
     run(bed, **cluster(bed)).checked()
     # The source keeps the distribution's sources, because it may reach them.
     pools = "grep -c '^pool' /etc/chrony/chrony.conf"

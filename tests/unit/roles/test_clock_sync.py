@@ -6,7 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar, trust_as_template
 from ansible_collections.tensorflow_ansible.cluster.plugins.filter import clock_sync
+
+from tests.support.lab import REPOSITORY
 
 START = 1_790_000_000.0
 
@@ -70,3 +74,42 @@ def test_a_host_that_does_not_answer_is_named() -> None:
     compared = compare(hosts)
     assert (compared["agree"], compared["unread"]) == (["a"], ["b", "c"])
     assert compare({"c": {}})["reference"] == ""
+
+
+def value(name: str, *lines: str, policy: Mapping[str, list[str]] | None = None) -> Any:
+    """Return a variable of the role for a host whose state has these lines."""
+    path = str(REPOSITORY / "roles/clock_sync/vars/main.yml")
+    known = DataLoader().load_from_file(path, trusted_as_template=True)
+    known["__clock_sync_state"] = {"stdout_lines": list(lines)}
+    known["__clock_sync_policy"] = policy or {}
+    return Templar(DataLoader(), known).template(trust_as_template("{{ " + name + " }}"))
+
+
+@pytest.mark.parametrize(
+    ("bounding_set", "expected"),
+    [("000001ffffffffff", True), ("0000000002000000", True), ("00000000a80425fb", False)],
+)
+def test_the_capabilities_tell_whether_the_clock_may_be_set(
+    bounding_set: str, expected: bool
+) -> None:
+    lines = ["installed", "systemd-timesyncd.service enabled enabled"]
+    assert value("__clock_sync_may_set", *lines, f"capabilities {bounding_set}") is expected
+
+
+@pytest.mark.parametrize(
+    ("chronyd", "candidate", "too_old"),
+    [
+        ("chronyd (chrony) version 4.3 (+CMDMON +NTP)", None, False),
+        ("chronyd (chrony) version 3.5 (+CMDMON +NTP)", None, True),
+        ("chronyd (chrony) version 4.10 (+CMDMON +NTP)", "3.5-6ubuntu6.2", False),
+        ("", "3.5-6ubuntu6.2", True),
+        ("", "1:4.0-8+deb11u2", False),
+        ("", "(none)", False),
+        ("", None, False),
+    ],
+)
+def test_chrony_before_4_is_too_old(chronyd: str, candidate: str | None, too_old: bool) -> None:
+    lists = ["chrony:", "  Installed: (none)", f"  Candidate: {candidate}", "  Version table:"]
+    read = {} if candidate is None else {"stdout_lines": lists}
+    lines = ["installed", chronyd] if chronyd else []
+    assert value("__clock_sync_too_old", *lines, "capabilities 0", policy=read) is too_old

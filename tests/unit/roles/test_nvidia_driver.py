@@ -21,8 +21,8 @@ from tests.support.lab import REPOSITORY
 
 ROLE = REPOSITORY / "roles/nvidia_driver"
 KERNEL = "6.1.0-50-amd64"
-#: Turing's T4, Pascal's P100, Hopper's H100, Blackwell's B200.
-T4, P100, H100, B200 = "1eb8", "15f8", "2330", "2901"
+#: Kepler's K80, Maxwell's M10, Turing's T4, Pascal's P100, Hopper's H100, Blackwell's B200.
+K80, M10, T4, P100, H100, B200 = "102d", "13bd", "1eb8", "15f8", "2330", "2901"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -381,6 +381,14 @@ CASES: list[tuple[dict[str, Any], str]] = [
         nvidia(gpus=[P100]),
         "nvidia-driver-pinning-580 nvidia-kernel-dkms nvidia-driver-cuda nvidia-persistenced",
     ),
+    (
+        nvidia(gpus=[M10]),
+        "nvidia-driver-pinning-580 nvidia-kernel-dkms nvidia-driver-cuda nvidia-persistenced",
+    ),
+    (  # the K80 has no influence
+        nvidia(gpus=[K80, B200], flavour="open"),
+        "nvidia-kernel-open-dkms nvidia-driver-cuda nvidia-persistenced",
+    ),
     (nvidia(NOBLE), "nvidia-dkms-open libnvidia-compute nvidia-persistenced"),
     (nvidia(NOBLE, branch="580", gpus=[T4]), LOCKED),
     (el9(H100), f"open-dkms {DEVEL} kmod-nvidia-open-dkms {REST_EL9}"),
@@ -429,3 +437,31 @@ def test_a_kernel_without_headers_is_refused(kernel: str) -> None:
     expected = rf"no linux-headers-{re.escape(kernel)}, .*linux-image-amd64 linux-headers-amd64"
     with pytest.raises(AnsibleError, match=expected):
         decide({"system": f"Debian 13 Debian {kernel}"})
+
+
+@pytest.mark.parametrize(
+    ("devices", "message"),
+    [
+        ([], "no NVIDIA GPU"),
+        (["0191", K80, "128b"], "no supported NVIDIA GPU: 10de:0191, 10de:102d, 10de:128b are"),
+        (["1340"], None),
+        ([K80, T4], None),
+    ],
+)
+def test_a_host_without_a_supported_gpu_is_skipped(
+    machine: Machine, devices: list[str], message: str | None
+) -> None:
+    machine.pci = machine.pci.with_name("others")
+    for number, device in enumerate(devices):
+        machine.device(f"0000:0{number}:00.0", device=device, driver="nouveau")
+    made = conclude(machine)
+    tasks = made.file("tasks/main.yml")
+    ends = [task.get("ansible.builtin.meta") == "end_role" for task in tasks].index(True)
+    assert made.holds(tasks[ends]["when"]) == bool(message)
+    # Until then, nothing but the local fact is changed.
+    modules = [name for task in tasks[:ends] for name in task if name.startswith("ansible.builtin")]
+    assert modules == [f"ansible.builtin.{name}" for name in ("import_tasks", "debug", "file")]
+    report = tasks[1]
+    assert made.holds(report["when"]) == bool(message)
+    if message:
+        assert made.templar.template(report["ansible.builtin.debug"]["msg"]).startswith(message)
