@@ -231,3 +231,28 @@ def test_shares_and_shared_memory_come_and_go(bed: Testbed) -> None:
     shell(bed, "rm /usr/local/bin/mount")
     run(bed, entry="remove").checked()
     assert fstab(bed) == own
+
+
+def test_mounts_of_an_administrator_are_left_alone(bed: Testbed) -> None:
+    own = fstab(bed)
+    lines = [
+        "tmpfs /dev/shm tmpfs noexec,size=64m 0 0",
+        "/dev/sdz1 /mnt/disk/ ext4 noauto 0 0",
+        "nas:/old /mnt/old nfs noauto 0 0",
+    ]
+    shell(bed, "cp /etc/fstab /root; mkdir -p /mnt/local; mount -t tmpfs local /mnt/local")
+    shell(bed, "".join(f"echo '{line}' >> /etc/fstab;" for line in lines))
+    mounts = shell(bed, "cat /proc/mounts")
+    local, disk = ({"src": "nas:/x", "path": path} for path in ("/mnt/local", "/mnt/disk"))
+    remedy = "Choose another path in training_host_nfs, or unmount it and remove its line"
+    found = "/mnt/local on host-0 is not a mount point of NFS: local (tmpfs) is mounted there. "
+    refused = "/etc/fstab on host-0 has a line for /dev/shm that is not the role's. Add the option"
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"training_host_nfs": [local]}, found + remedy),
+        ({"training_host_nfs": [disk]}, "/mnt/disk has a line in /etc/fstab. " + remedy),
+        ({"training_host_shm_size_mb": 300}, f"{refused} size=300000000 to that line"),
+    ]
+    assert_refused(partial(run_tasks, bed), ROLE, cases)
+    run(bed, entry="remove").checked()
+    assert (fstab(bed), shell(bed, "cat /proc/mounts")) == ([*own, *lines], mounts)
+    shell(bed, "umount /mnt/local; cp /root/fstab /etc")
