@@ -2,7 +2,8 @@
 
 The records are computed once, from the hosts' reports. Every host trusts them. Therefore names,
 ports and, if known, addresses come from the inventory: no host can impersonate another, or grant
-itself access from anywhere.
+itself access from anywhere. What the hosts remember of a machine that did not report counts only if
+most of them agree.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
+from ansible.utils.display import Display
 
 # No ssh patterns or line breaks are possible with these characters.
 NAME = r"[A-Za-z0-9_][A-Za-z0-9_.:-]*"
@@ -130,7 +132,7 @@ def ssh_keys_report(
 def recall(names: Sequence[str], cluster: str, files: Mapping[str, str]) -> dict[str, Any] | None:
     """Restore the report of a machine from another host's ``files``, which were written from it.
 
-    Return None if they do not contain the machine.
+    Return None if they do not contain the machine, or if its addresses are not valid.
 
     Args:
         names: the machine's names.
@@ -144,7 +146,45 @@ def recall(names: Sequence[str], cluster: str, files: Mapping[str, str]) -> dict
     ]
     if not mine or not host:
         return None
-    return ssh_keys_report(mine[0][3], [m[1] for m in mine], host, mine[0][0].split(","))
+    sources = mine[0][0].split(",")
+    try:
+        _ = [ipaddress.ip_network(source, strict=False) for source in sources]
+    except ValueError:
+        return None
+    return ssh_keys_report(mine[0][3], [m[1] for m in mine], host, sources)
+
+
+def recall_by_majority(
+    name: str, place: Mapping[str, Any], cluster: str, kept: Mapping[str, Mapping[str, str]]
+) -> dict[str, Any] | None:
+    """Return the report of a machine on which most of the hosts that know it agree.
+
+    A single host could replace the machine's keys, and it controls the times of its files.
+    Therefore no host's files take precedence. Return None, with a warning, if there is no
+    majority.
+
+    Args:
+        name: the machine's name.
+        place: its place (see ``place_of``).
+        cluster: the name of the cluster in the comments of keys.
+        kept: the files of each host that is present (see ``recall``).
+    """
+    votes: dict[str, dict[str, Any]] = {}
+    for host, files in kept.items():
+        report = recall(place["names"], cluster, files)
+        if report:
+            # Of other machines, the inventory has the addresses.
+            votes[host] = report if place["has_names"] else {**report, "addresses": []}
+    for report in votes.values():
+        if 2 * list(votes.values()).count(report) > len(votes):
+            return report
+    if votes:
+        Display().warning(
+            f"{name} did not report its keys, and the files of {', '.join(votes)} differ about "
+            "them, so the other hosts no longer know it. Run the role on all hosts together. If "
+            "nobody has changed these files, check whether one of these hosts is compromised."
+        )
+    return None
 
 
 def ssh_keys_records(
@@ -152,23 +192,23 @@ def ssh_keys_records(
 ) -> list[dict[str, Any]]:
     """Return the records of all machines, which every host needs.
 
-    For a machine that is not present, the record is based on the files of a machine that is. The
-    files that changed last take precedence.
+    For a machine that is not present, the record is based on the files of those that are (see
+    ``recall_by_majority``).
     """
     here = {name: hostvars[name] for name in present if name in places}
-    kept = [v["__ssh_keys_kept"] for v in here.values() if v.get("__ssh_keys_kept")]
-    kept.sort(key=lambda files: -files["mtime"])
+    kept = {n: v["__ssh_keys_kept"] for n, v in here.items() if v.get("__ssh_keys_kept")}
     records = []
     for name, place in places.items():
-        report = here.get(name, {}).get("__ssh_keys_report") or next(
-            filter(None, (recall(place["names"], cluster, files) for files in kept)), None
-        )
+        report = here.get(name, {}).get("__ssh_keys_report")
+        report = report or recall_by_majority(name, place, cluster, kept)
         if not report:
             continue
         # Only the host knows what its names resolve to.
         endpoints = [(address, port) for address, port in place["endpoints"]]
         sources = {*addresses_of(address for address, _ in endpoints), *place["sources"]}
         sources |= set(report["addresses"] if place["has_names"] else [])
+        if not sources and name not in here:
+            continue
         if not sources:
             raise AnsibleFilterError(f"{name} has no known address: set ssh_keys_from")
         address, port = endpoints[0]

@@ -312,6 +312,16 @@ def check_rules(cloud: GoogleCloud) -> None:
     }
 
 
+def test_an_instance_is_created_in_one_zone_if_several_have_capacity(
+    cloud: GoogleCloud, operator: Operator
+) -> None:
+    operator.gcp("present", zones="europe-west2-a,europe-west2-b").checked()
+    assert sorted(cloud.instances) == [
+        ("europe-west2-a", "worker-0"),
+        ("europe-west2-a", "worker-1"),
+    ]
+
+
 @pytest.mark.soak
 def test_the_next_zone_is_tried_if_one_has_no_capacity(
     cloud: GoogleCloud, operator: Operator

@@ -162,6 +162,15 @@ def test_what_cannot_be_done_is_refused(cluster: Cluster) -> None:
     assert_refused(cluster.run_tasks, "ssh_keys", cases)
 
 
+def test_removal_from_a_host_without_the_files_changes_nothing(tmp_path: Path) -> None:
+    fresh = Cluster(tmp_path)
+    fresh.ssh("b").mkdir()
+    (fresh.ssh("b") / "config").write_text("# mine\n")
+    before = fresh.tree()
+    assert fresh.run(entry="remove").changes == [0, 0]
+    assert fresh.tree() == before
+
+
 @pytest.mark.soak
 def test_removal_takes_away_what_is_the_clusters(cluster: Cluster) -> None:
     before = cluster.tree()

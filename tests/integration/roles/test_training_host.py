@@ -109,6 +109,58 @@ def test_another_user_and_a_share_that_nobody_serves(bed: Testbed) -> None:
     assert shell(bed, "cat ~other/.ssh/authorized_keys") == ""
 
 
+def test_links_of_the_training_user_do_not_lead_root_elsewhere(bed: Testbed) -> None:
+    key = (bed.directory / "id_ed25519.pub").read_text().strip()
+    shell(bed, "useradd --create-home guest; mkdir -p /root/.ssh; mkdir ~guest/.ssh")
+    shell(bed, "ln -s /etc ~guest/train; ln -s /root/.ssh/authorized_keys ~guest/.ssh")
+    shell(bed, "chown -R guest: ~guest; install -d -o guest /srv/guest")
+    shell(bed, "ln -s /etc /srv/link; ln -s /etc /srv/guest/link")
+    see = "stat -c '%n %U %a' /etc /root/.ssh/*; ls -A /etc/new; stat -c %U ~guest/.ssh"
+    before = shell(bed, see)
+    folders = {
+        "~/train": "chown failed",
+        "~/train/new": "Permission denied",
+        "/srv/guest/link": "chown failed",
+        "/srv/guest/link/new": "Permission denied",
+        "/srv/link": "/srv/link already exists as a link",
+    }
+    guest: dict[str, Any] = {"training_host_user": "guest"}
+    cases = [
+        ({**guest, "training_host_folders": [{"path": path, "mode": "0700"}]}, message)
+        for path, message in folders.items()
+    ]
+    cases.append(({**guest, "training_host_authorized_keys": [key]}, "Permission denied"))
+    assert_refused(partial(run_tasks, bed), ROLE, cases)
+    assert shell(bed, see) == before
+    # Root creates folders in its own ones, and links to the user's own folders are allowed.
+    shell(bed, "cd ~guest && rm train && mkdir disk && ln -s disk train && chown -h guest: *")
+    own = [{"path": path} for path in ("~", "~/train/a b", "/srv/new/one", "~guest/two")]
+    guest |= {"training_host_folders": own}
+    run(bed, **guest).checked()
+    paths = "~guest/disk/'a b' /srv/new /srv/new/one ~guest/two"
+    assert shell(bed, f"stat -c %U {paths}").split() == ["guest"] * 4
+    assert run(bed, **guest).checked().changed == 0
+
+
+def test_keys_are_removed_with_the_last_one_of_the_list(bed: Testbed) -> None:
+    key = (bed.directory / "id_ed25519.pub").read_text().strip()
+    shell(
+        bed,
+        "useradd --create-home visitor; mkdir -m 700 ~visitor/.ssh; chown visitor: ~visitor/.ssh",
+    )
+    shell(bed, "su visitor -c 'echo \"ssh-rsa AAAA mine\" > ~/.ssh/authorized_keys'")
+    visitor: dict[str, Any] = {"training_host_user": "visitor", "training_host_folders": []}
+    visitor |= {"training_host_nofile": 0, "training_host_memlock": ""}
+    see = "stat -c '%U %a' ~visitor/.ssh/authorized_keys; cat ~visitor/.ssh/authorized_keys"
+    tasks = [role_task(ROLE, **visitor, training_host_authorized_keys=keys) for keys in ([key], [])]
+    before = shell(bed, see)
+    assert run_tasks(bed, tasks[:1]).checked().changed > 0
+    assert key in shell(bed, see)
+    assert run_tasks(bed, tasks[1:]).checked().changed == 1
+    assert shell(bed, see) == before.replace("644", "600")
+    assert run_tasks(bed, tasks[1:]).checked().changed == 0
+
+
 def test_wrong_variables_are_refused(bed: Testbed) -> None:
     wrong: list[tuple[str, Any, str]] = [
         ("user", "Some one", "_user is 'Some one': use lower-case letters"),
@@ -179,3 +231,28 @@ def test_shares_and_shared_memory_come_and_go(bed: Testbed) -> None:
     shell(bed, "rm /usr/local/bin/mount")
     run(bed, entry="remove").checked()
     assert fstab(bed) == own
+
+
+def test_mounts_of_an_administrator_are_left_alone(bed: Testbed) -> None:
+    own = fstab(bed)
+    lines = [
+        "tmpfs /dev/shm tmpfs noexec,size=64m 0 0",
+        "/dev/sdz1 /mnt/disk/ ext4 noauto 0 0",
+        "nas:/old /mnt/old nfs noauto 0 0",
+    ]
+    shell(bed, "cp /etc/fstab /root; mkdir -p /mnt/local; mount -t tmpfs local /mnt/local")
+    shell(bed, "".join(f"echo '{line}' >> /etc/fstab;" for line in lines))
+    mounts = shell(bed, "cat /proc/mounts")
+    local, disk = ({"src": "nas:/x", "path": path} for path in ("/mnt/local", "/mnt/disk"))
+    remedy = "Choose another path in training_host_nfs, or unmount it and remove its line"
+    found = "/mnt/local on host-0 is not a mount point of NFS: local (tmpfs) is mounted there. "
+    refused = "/etc/fstab on host-0 has a line for /dev/shm that is not the role's. Add the option"
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"training_host_nfs": [local]}, found + remedy),
+        ({"training_host_nfs": [disk]}, "/mnt/disk has a line in /etc/fstab. " + remedy),
+        ({"training_host_shm_size_mb": 300}, f"{refused} size=300000000 to that line"),
+    ]
+    assert_refused(partial(run_tasks, bed), ROLE, cases)
+    run(bed, entry="remove").checked()
+    assert (fstab(bed), shell(bed, "cat /proc/mounts")) == ([*own, *lines], mounts)
+    shell(bed, "umount /mnt/local; cp /root/fstab /etc")

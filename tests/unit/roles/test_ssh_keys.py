@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from ansible.errors import AnsibleFilterError
+from ansible.utils.display import Display
 from ansible_collections.tensorflow_ansible.cluster.plugins.filter import ssh_keys as filters
 
 NAME = "train-cluster"
@@ -33,13 +34,21 @@ def hosts() -> Hosts:
     }
 
 
+@pytest.fixture
+def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the list of warnings that the filters print."""
+    found: list[str] = []
+    monkeypatch.setattr(Display, "warning", lambda self, text: found.append(text))
+    return found
+
+
 def records(hosts: Hosts, *present: str) -> list[dict[str, Any]]:
     members = [{"name": name} for name in hosts]
     places = filters.ssh_keys_places(members, list(present or hosts), hosts)
     return filters.ssh_keys_records(places, list(present or hosts), hosts, NAME)
 
 
-def files_of(hosts: Hosts, mtime: float = 100) -> dict[str, Any]:
+def files_of(hosts: Hosts) -> dict[str, Any]:
     """Return the files of a host that were written from the reports of ``hosts``."""
     found = records(hosts)
     authorized = [
@@ -49,7 +58,6 @@ def files_of(hosts: Hosts, mtime: float = 100) -> dict[str, Any]:
     ]
     known = [f"{','.join(r['known_as'])} {key}\n" for r in found for key in r["host_keys"]]
     return {
-        "mtime": mtime,
         "authorized_keys": "# mine\nssh-rsa AAAA me\n" + "".join(authorized),
         "known_hosts": "".join(known),
     }
@@ -88,14 +96,53 @@ def test_a_host_that_left_the_inventory_is_taken_out(hosts: Hosts) -> None:
     assert [record["names"] for record in records(hosts, "a")] == [["a"], ["c"]]
 
 
-def test_what_was_written_last_counts(hosts: Hosts) -> None:
-    old = files_of(hosts, 100)
-    hosts["b"]["__ssh_keys_report"] = a_report("b", keys=[a_key("b again")])
-    new = files_of(hosts, 200)
+def test_the_files_of_most_hosts_count(hosts: Hosts, warnings: list[str]) -> None:
+    hosts["d"] = {"ansible_host": "10.0.0.4", "__ssh_keys_report": a_report("d")}
+    true = files_of(hosts)
+    hosts["b"]["__ssh_keys_report"] = a_report("thief")
+    false = files_of(hosts)
     del hosts["b"]["__ssh_keys_report"]
-    for first, second in ((old, new), (new, old)):
-        hosts["a"]["__ssh_keys_kept"], hosts["c"]["__ssh_keys_kept"] = first, second
-        assert records(hosts, "a", "c")[1]["keys"] == [a_key("b again")]
+    unknown: dict[str, Any] = {"authorized_keys": "", "known_hosts": ""}
+
+    def keys_of_b(*files: dict[str, Any]) -> list[str] | None:
+        for name, its_files in zip("acd", files, strict=True):
+            hosts[name]["__ssh_keys_kept"] = its_files
+        found = {record["names"][0]: record["keys"] for record in records(hosts, "a", "c", "d")}
+        assert {"a", "c", "d"} <= set(found)
+        return found.get("b")
+
+    for first, second, third in ((false, true, true), (true, false, true), (true, unknown, {})):
+        assert keys_of_b(first, second, third) == [a_key("b")]
+    assert warnings == []
+    assert keys_of_b(true, false, unknown) is None
+    assert keys_of_b(false, true, unknown) is None
+    assert len(warnings) == 2
+    assert warnings[0].startswith("b did not report its keys, and the files of a, c differ")
+    assert keys_of_b(unknown, unknown, unknown) is None
+    assert len(warnings) == 2
+
+
+def test_hosts_differ_about_addresses_only_if_these_are_used(
+    hosts: Hosts, warnings: list[str]
+) -> None:
+    new = files_of(hosts)
+    old = {**new, "authorized_keys": new["authorized_keys"].replace("10.0.0.2", "10.0.0.9")}
+    del hosts["b"]["__ssh_keys_report"]
+    hosts["a"]["__ssh_keys_kept"], hosts["c"]["__ssh_keys_kept"] = new, old
+    assert records(hosts, "a", "c")[1]["sources"] == ["10.0.0.2"]
+    hosts["b"]["ansible_host"] = "b.lab"
+    assert [record["names"] for record in records(hosts, "a", "c")] == [["a"], ["c"]]
+    assert len(warnings) == 1
+
+
+@pytest.mark.parametrize("source", ["*", "10.0.0.2,*.lab", "", "0.0.0.0/0"])
+def test_an_entry_with_wrong_addresses_is_not_kept(hosts: Hosts, source: str) -> None:
+    files = files_of(hosts)
+    files["authorized_keys"] = files["authorized_keys"].replace("10.0.0.2", source)
+    hosts["a"]["__ssh_keys_kept"] = files
+    del hosts["b"]["__ssh_keys_report"]
+    hosts["b"]["ansible_host"] = "b.lab"
+    assert [record["names"] for record in records(hosts, "a")] == [["a"], ["c"]]
 
 
 @pytest.mark.parametrize(
