@@ -44,9 +44,9 @@ _PREPARES = re.compile(
     r"(?<![a-z])(?:(?!(?:pre|re)?training(?![a-z])|(?:fine)?tuning|learning)[a-z]{1,40}ing(?![a-z])"
     r"|data|sets?(?![a-z])|split|subset|corp|vocab|image|img|picture|video|audio|clip|text|sentence"
     r"|doc|example|sample|record|row|line|item|feature|label|file|shard|folder|json|csv|parquet"
-    r"|arrow|tfrecord|zip|tar(?![a-z])|cach|load|read|fetch|download|upload|import|export|copy|copie"
-    r"|sav|writ|dump|pars|scan|index|sort|shuffl|filter|map|process|preproc|prepar|token|encod"
-    r"|decod|embed|convert|cast|extract|unpack|pack|collat|collect|creat|build|generat|comput"
+    r"|arrow|tfrecord|zip|tar(?![a-z])|cache|load|read|fetch|download|upload|import|export|copy|copies"
+    r"|save|write|dump|pars|scan|index|sort|shuffl|filter|map|process|preproc|prepar|token|encod"
+    r"|decod|embed|convert|cast|extract|unpack|pack|collat|collect|creat|build|generate|comput"
     r"|count|check|verif|clean|dedup|merg|concat|augment|resiz|crop|normali[sz]|statistic|stats)",
     re.I,
 )
