@@ -20,18 +20,17 @@ from typing import Any
 
 import yaml
 
-from train.gang import REPOSITORY, allocations, host_slots, local_paths
+from train.gang import REPOSITORY, allocations, extra_variables, host_slots, local_paths
 from train.gang.allocations import Allocation
 from train.gang.errors import UserError
-from train.gang.packages.requested import NEXT_TO_SCRIPT
-from train.gang.variables import extra_variables
-from train.gang.variables.extra_variables import (
+from train.gang.extra_variables import (
     ARGUMENTS,
     ENVIRONMENT,
     Unsafe,
     is_plain,
     plain,
 )
+from train.gang.packages.requested import NEXT_TO_SCRIPT
 
 #: Prefix of the names of password files.
 PASSWORD_FILE = "password-"

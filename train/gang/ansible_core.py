@@ -24,6 +24,7 @@ from ansible._internal._templating import _engine, _jinja_bits
 from ansible.errors import AnsibleError
 from ansible.executor.task_executor import TaskExecutor
 from ansible.inventory.manager import InventoryManager
+from ansible.module_utils import basic
 from ansible.parsing.dataloader import DataLoader
 from ansible.parsing.plugin_docs import read_docstring
 from ansible.plugins.loader import connection_loader
@@ -35,6 +36,14 @@ Variables = Mapping[str, Any]
 
 #: The module name under which Ansible loads any connection plugin called ``ssh``.
 _SSH = "ansible.plugins.connection.ssh"
+
+
+def modules_python() -> tuple[int, ...]:
+    """Return the oldest version of Python on a host that runs Ansible's modules.
+
+    Ansible publishes it only in its documentation.
+    """
+    return tuple(getattr(basic, "_PY_MIN", ()))
 
 
 @functools.cache

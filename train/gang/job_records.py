@@ -110,6 +110,14 @@ class Manifest(TypedDict, total=False):
     environment_differs: list[str]
 
 
+def hosts_of(manifest: Manifest) -> set[str]:
+    """Return the inventory hosts of all attempts of a job, with those that were left out."""
+    found = {rank["host"] for rank in manifest["ranks"]}
+    for attempt in manifest["attempts"]:
+        found |= {*attempt["ranks"].values(), *attempt["left_out"]}
+    return found
+
+
 class RankResult(TypedDict):
     """A rank's part of the result."""
 

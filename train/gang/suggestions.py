@@ -19,9 +19,8 @@ from typing import Any
 
 import yaml
 
-from train.gang import COLLECTION, IS_PACKAGED, REPOSITORY, local_paths
+from train.gang import COLLECTION, IS_PACKAGED, REPOSITORY, extra_variables, local_paths
 from train.gang.errors import UserError
-from train.gang.variables import extra_variables
 from train.host import suggested
 from train.host.suggested import HOST, MARKER, PLAYBOOK, SUGGESTIONS
 

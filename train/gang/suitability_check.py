@@ -15,6 +15,7 @@ from ansible import constants
 
 from train.gang import (
     PACKAGE,
+    ansible_core,
     connections,
     host_programs,
     login_failures,
@@ -48,7 +49,7 @@ def needs(play: connections.Play, host: str, roles: Collection[str] | None = Non
     values = play.values(host, "setup_roles", *suitability_rules.VARIABLES)
     if roles is None:
         roles = values.get("setup_roles", suitability_rules.ROLES)
-    return suitability_rules.needs(values, roles)
+    return suitability_rules.needs(values, roles, ansible_core.modules_python())
 
 
 def ask(action: Any, task_vars: Args) -> Returned:

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import yaml
-from ansible.module_utils import basic
-from ansible.release import __version__ as ansible_version
 
 from train.gang import REPOSITORY, login_failures
 from train.gang.errors import UserError
@@ -45,7 +43,7 @@ VARIABLES = (
     "training_host_user",
 )
 #: The oldest Python that runs this project's modules and jobs, which use none of Ansible's modules.
-_HOST_PYTHON = (3, 8)
+HOST_PYTHON = (3, 8)
 #: Distributions whose python3 is too old, with its version and the first suitable release.
 _TOO_OLD = {
     ("debian", "10"): ("3.7", "Debian 12"),
@@ -83,6 +81,7 @@ class Needs:
     values: Mapping[str, Any]  # of VARIABLES
     framework: Mapping[str, Any]  # its entry in __tensorflow_frameworks of the role
     roles: Collection[str]  # roles of setup.yml that will run on the host
+    host_python: str  # the oldest Python that runs the modules of the Ansible in use
 
     @property
     def request(self) -> dict[str, Any]:
@@ -175,12 +174,6 @@ def _is_at_or_below(path: str, folder: str) -> bool:
     return path.rstrip("/") == folder.rstrip("/") or path.startswith(folder.rstrip("/") + "/")
 
 
-def modules_python() -> str:
-    """Return the oldest Python on a host that runs the modules of the Ansible in use."""
-    least = max(_HOST_PYTHON, tuple(getattr(basic, "_PY_MIN", _HOST_PYTHON)))
-    return ".".join(map(str, least[:2]))
-
-
 @functools.cache
 def _role() -> dict[str, Any]:
     """Return the defaults of both roles, and the role tensorflow's facts about its own locks."""
@@ -194,12 +187,17 @@ def _role() -> dict[str, Any]:
     return found
 
 
-def needs(values: Mapping[str, Any], roles: Collection[str]) -> Needs:
+def needs(
+    values: Mapping[str, Any],
+    roles: Collection[str],
+    modules_python: tuple[int, ...] = HOST_PYTHON,
+) -> Needs:
     """Return the requirements of a host.
 
     Args:
         values: values of VARIABLES that are set. The others have the roles' defaults.
         roles: roles of setup.yml that will run on the host.
+        modules_python: the oldest Python that runs the modules of the Ansible in use.
 
     Raises:
         UserError: the role tensorflow would reject a value.
@@ -227,7 +225,8 @@ def needs(values: Mapping[str, Any], roles: Collection[str]) -> Needs:
         "tensorflow_python_supported": framework["pythons"],
         **values,
     }
-    return Needs({name: found[name] for name in VARIABLES}, framework, roles)
+    host_python = ".".join(map(str, max(HOST_PYTHON, modules_python)))
+    return Needs({name: found[name] for name in VARIABLES}, framework, roles, host_python)
 
 
 def judge(facts: Suitability, needed: Needs) -> list[HostFault]:
@@ -279,12 +278,11 @@ def _python(facts: Suitability, needed: Needs) -> Iterator[HostFault]:
     remedy = python_remedy(facts, needed)
     # Part of the sentence, because hosts with the same sentence share a remedy.
     other = "".join(f"; {one['path']} is suitable" for one in facts["others"][:1])
-    least = modules_python()
+    least = needed.host_python
     if numbers(facts["host_python"]) < numbers(least):
-        release = ".".join(map(str, numbers(ansible_version)))
         sentence = (
             f"Python {facts['host_python']}, which Ansible uses on this host, is too old for "
-            f"the modules of ansible-core {release}"
+            "Ansible's modules"
         )
         also = f"also set ansible_python_interpreter to a newer Python: {remedy}"
         yield HostFault("host-python-too-old", sentence, f"Python {least} or newer", also)
@@ -340,7 +338,7 @@ def python_remedy(facts: Suitability, needed: Needs) -> str:
     oldest, newest = needed.supported
     if _family(facts) == "redhat":
         known = [name for name in needed.packages(facts) if re.fullmatch(r"python3\.[0-9]+", name)]
-        can_install = numbers(facts["host_python"]) >= numbers(modules_python())
+        can_install = numbers(facts["host_python"]) >= numbers(needed.host_python)
         if known and can_install and PREPARES in needed.roles:
             return f"set tensorflow_python to {known[0]}, which setup.yml installs (training_host)"
         package = (known or [f"python{_version(oldest, newest)}"])[0]
@@ -426,8 +424,8 @@ def without_python(os_id: str, os_version: str, os_name: str, needed: Needs) -> 
         return []
     sentence = login_failures.KINDS["no-python"].sentence
     remedy = (
-        f"install python3 ({modules_python()} or newer), or set ansible_python_interpreter to its "
-        "path"
+        f"install python3 ({needed.host_python} or newer), or set ansible_python_interpreter to "
+        "its path"
     )
     return [HostFault("no-python", sentence, expected, remedy)]
 

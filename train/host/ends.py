@@ -12,7 +12,10 @@ from .processes import control_groups, read_text
 
 _NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded")
 #: Errors of Python and its libraries; C++ prints them before it aborts.
-_MEMORY = re.compile(r"^[\w.]*MemoryError\b|\bbad_alloc\b|\b[Cc]an(?:no|')t allocate memory\b")
+_MEMORY = re.compile(
+    r"^[\w.]*MemoryError\b|\bbad_alloc\b|\bDefaultCPUAllocator: can't allocate memory\b|"
+    r"\[Errno 12\] Cannot allocate memory"
+)
 #: PyTorch's error, whose name may be that of main memory.
 _GPU_MEMORY = re.compile(r"\b(?:CUDA|HIP)(?: error:)? out of memory\b")
 #: Errors of a script after the kernel has killed one of its processes.

@@ -22,10 +22,10 @@ _ANNOUNCED = re.compile(
     r"WEBHOOK|DSN|(?:^|_)PIN(?:_|$)",
     re.IGNORECASE,
 )
-#: Values that ordinary settings have, such as ``MAX_TOKENS: "2048"``. A password may be a number.
+#: Values that ordinary settings have, such as ``MAX_TOKENS: "2048"``. Passwords may be like them.
 _ORDINARY = re.compile(r"true|false|none|null|auto|default", re.IGNORECASE)
 _SHORT_NUMBER = re.compile(r"[0-9]{1,5}|[0-9]{1,3}\.[0-9]{1,6}")
-_MAY_BE_A_NUMBER = re.compile(r"PASS(?!ES)|PWD|SECRET|(?:^|_)PIN(?:_|$)", re.IGNORECASE)
+_PASSWORD = re.compile(r"PASS(?!ES)|PWD|SECRET|(?:^|_)PIN(?:_|$)", re.IGNORECASE)
 _GENERATED = re.compile(r"(?=[A-Za-z+/_]*[0-9])(?=[0-9+/_]*[A-Za-z])[A-Za-z0-9+/_]{16}")
 _WITH_PASSWORD = re.compile(r"//[^/\s]*@")
 _PATH = re.compile(r"(?:~|\.{1,2})?/\S*")
@@ -33,10 +33,9 @@ _PATH = re.compile(r"(?:~|\.{1,2})?/\S*")
 
 def _is_secret(name: str, value: str) -> bool:
     if _ANNOUNCED.search(name):
-        is_setting = _ORDINARY.fullmatch(value) or (
-            _SHORT_NUMBER.fullmatch(value) and not _MAY_BE_A_NUMBER.search(name)
-        )
-        return len(value) >= SHORTEST and not is_setting
+        is_setting = _ORDINARY.fullmatch(value) or _SHORT_NUMBER.fullmatch(value)
+        is_password = _PASSWORD.search(name)
+        return len(value) >= SHORTEST and bool(is_password or not is_setting)
     if _WITH_PASSWORD.search(value):
         return True
     return _GENERATED.search(value) is not None and not _PATH.fullmatch(value)

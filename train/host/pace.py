@@ -37,6 +37,7 @@ class Pace:
         self._epoch: Any = None
         self._since = 0.0
         self._record: Progress = {}  # the last one, with the fields of earlier ones
+        self._last: Progress = {}  # as it was written
         self._most = 0
         self._seen_at = 0.0  # time of the last record
         self._restarts = False  # steps followed after the last one
@@ -55,7 +56,7 @@ class Pace:
                 if self.step is not None:
                     self._note(step - self.step, epoch != self._epoch, now - self._since)
                 self.step, self._epoch, self._since = step, epoch, now
-            self._record = record
+            self._record, self._last = record, added
 
     def postpone(self, seconds: float) -> None:
         """Leave out some seconds in which the rank's steps could not be seen."""
@@ -75,18 +76,22 @@ class Pace:
 
     def _kind(self) -> str:
         """Return the kind of the current interval; an empty string if it has no limit."""
-        phase, epoch = self._phase(), self._record.get("epoch")
+        # An epoch or a batch of an earlier record shows no place of this one.
+        phase, last = self._phase(), self._last
+        epoch = last.get("epoch")
         if phase != _TRAINING:
             return phase
-        if epoch is None and "steps" not in self._record and "source" not in self._record:
+        if _has_all_steps(self._record):
+            return ""
+        if epoch is None and "steps" not in last and "source" not in last:
             return _TRAINING  # a script that reports only steps
-        place = _place(self._record)
+        place = _place(last)
         if place is None:
             return ""
         # A rank may be ahead of its last record.
         if self._most and place[0] + 2 * self._most < place[1]:
             return _TRAINING
-        return "" if epoch in (None, self._record.get("epochs")) else _END_OF_EPOCH
+        return "" if epoch in (None, last.get("epochs")) else _END_OF_EPOCH
 
     def finished_for(self, now: float) -> float:
         """Return the seconds since the last record of a rank that has made all of its steps.

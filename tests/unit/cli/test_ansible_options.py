@@ -15,7 +15,7 @@ from train.cli.ansible_options import (
     parse_variables,
     plain_variables,
 )
-from train.gang.variables.extra_variables import Unsafe
+from train.gang.extra_variables import Unsafe
 
 
 def test_whether_an_inventory_mentions_a_variable(tmp_path: Path) -> None:

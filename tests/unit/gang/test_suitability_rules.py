@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible.module_utils import basic
-from ansible.release import __version__ as ansible_version
 
 from tests.support.lab import REPOSITORY
 from train.gang import suitability_rules
@@ -242,33 +240,24 @@ def test_what_the_lock_needs_is_written_once(framework: str) -> None:
         ((3, 9), "3.8.10", "Python 3.9 or newer"),
         ((3, 9), "3.9.2", None),
         ((3, 7), "3.7.3", "Python 3.8 or newer"),  # of the project's own modules
-        (None, "3.7.3", "Python 3.8 or newer"),
-        (None, "3.8.10", None),
+        ((), "3.7.3", "Python 3.8 or newer"),
+        ((), "3.8.10", None),
     ],
 )
 def test_the_modules_of_the_ansible_in_use_decide_which_python_a_host_needs(
-    least: tuple[int, int] | None,
-    version: str,
-    expected: str | None,
-    monkeypatch: pytest.MonkeyPatch,
+    least: tuple[int, ...], version: str, expected: str | None
 ) -> None:
-    monkeypatch.setattr(basic, "_PY_MIN", least, raising=False)
-    if least is None:
-        monkeypatch.delattr(basic, "_PY_MIN")
-    faults = judged({"host_python": version})
+    needed = suitability_rules.needs({}, suitability_rules.ROLES, least)
+    facts: Any = {**HEALTHY, "host_python": version}
+    faults = suitability_rules.judge(facts, needed)
     assert [fault.expected for fault in faults] == ([expected] if expected else [])
-    release = ".".join(ansible_version.split(".")[:2])
     for fault in faults:
-        found = f"Python {version}, which Ansible uses on this host, is too old for the modules of"
-        assert fault.found == f"{found} ansible-core {release}"
+        assert fault.found.startswith(f"Python {version}, which Ansible uses on this host, is too")
         assert "set ansible_python_interpreter" in fault.remedy
 
 
-def test_the_remedy_for_a_missing_python_has_the_same_minimum(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(basic, "_PY_MIN", (3, 9))
-    needed = suitability_rules.needs({}, ["tensorflow"])
+def test_the_remedy_for_a_missing_python_has_the_same_minimum() -> None:
+    needed = suitability_rules.needs({}, ["tensorflow"], (3, 9))
     (fault,) = suitability_rules.without_python("debian", "12", "Debian 12", needed)
     assert "install python3 (3.9 or newer)" in fault.remedy
 

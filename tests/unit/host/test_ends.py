@@ -130,6 +130,14 @@ NOT_FOUND = "Exception: URL fetch failure on https://a.org/b.npz: 404 -- Not Fou
             for error in CHILD_KILLED
         ),
         *((1, error, NONE, "", end_causes.EXIT, error) for error in CHILD_KILLED),
+        (
+            1,
+            "ImportError: libgomp.so.1: cannot allocate memory in static TLS block",
+            NONE,
+            "",
+            end_causes.EXIT,
+            "static TLS block",
+        ),
         *(
             (1, error, NONE, "", end_causes.MEMORY, "; its GPU was out of memory")
             for error in (

@@ -18,6 +18,7 @@ KEY = "-----BEGIN KEY-----\nMIIEvQIBADANBg\nkqhkiG9w0BAQ\n-----END KEY-----"
         ("PROXY", "http://me:pw@proxy", "via http://me:pw@proxy:1", "via ***:1"),
         ("API_TOKEN", "hunter2-is-secret", "cut off: hunter2-is-s", "cut off: ***"),
         ("DB_PASSWORD", "12345", "login with 12345 failed", "login with *** failed"),
+        ("PASSPHRASE", "none", "with none", "with ***"),
         ("API_TOKEN", "123456", "no 123456 here", "no *** here"),
         ("AUTHORIZATION", "Basic abc", "sent Basic abc", "sent ***"),
         ("API_TOKEN", "a b/c", "GET /?token=a%20b%2Fc", "GET /?token=***"),

@@ -70,11 +70,30 @@ def test_a_missing_field_has_its_earlier_value() -> None:
     assert watched.finished_for(100.0) == 60.0
     assert watched.overdue(100.0) == ""
     watched = pace.Pace(factor=2, least=1)
+    watched.feed([{"phase": "training", "step": 1, "steps": 40}], 1.0)
+    for step in range(2, 41):
+        assert watched.finished_for(step + 0.5) == 0.0
+        watched.feed([{"step": step}], float(step))
+    assert watched.finished_for(100.0) == 60.0
+    assert watched.overdue(100.0) == ""
+    watched = pace.Pace(factor=2, least=1)
     watched.feed([record(step) for step in range(1, 10)], 9.0)
     watched.feed([{"phase": "evaluating"}, {"loss": 1.0}], 10.0)
     assert watched.overdue(1000.0) == ""
     watched.feed([{"phase": "training", "step": 10}], 20.0)
     assert watched.overdue(1000.0)
+
+
+def test_an_earlier_epoch_or_batch_does_not_end_the_limit() -> None:
+    singles: list[Any] = [{"epoch": 1}, {"phase": "evaluating", "batch": 4, "batches": 4}]
+    for single in singles:
+        watched = pace.Pace(factor=10, least=5)
+        for step in range(1, 20):
+            written: Any = {"phase": "training", "step": step}
+            watched.feed([written], float(step))
+            if step == 9:
+                watched.feed([written | single], 9.5)
+        assert watched.overdue(1000.0)
 
 
 def of_epoch(epoch: int, batch: int, epochs: int = 5) -> Any:

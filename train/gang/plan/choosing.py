@@ -6,10 +6,17 @@ import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from train.gang import connections, framework_versions, login_failures, reports, run_folders
+from train.gang import (
+    connections,
+    framework_versions,
+    login_failures,
+    reports,
+    run_folders,
+    suggestions,
+)
 from train.gang.connections import Args, Returned
 from train.gang.errors import NothingAnsweredError, UserError
-from train.gang.job_records import MANIFEST_FILE, Manifest
+from train.gang.job_records import MANIFEST_FILE, Manifest, hosts_of
 from train.gang.plan import machine_ranks, placement, renaming
 from train.host import json_files
 from train.host.host_facts import HostFacts
@@ -46,7 +53,7 @@ def choose_hosts(play: connections.Play, args: Args) -> dict[str, object]:
             verb = "is" if len(new) == 1 else "are"
             warnings = [
                 f"{login_failures.names_of(new)} {verb} not used, because the job was started "
-                f"without {'it' if len(new) == 1 else 'them'}: `restart` uses all hosts"
+                f"without {'it' if len(new) == 1 else 'them'}"
             ]
     missing, found, unreachable = _facts(play, checks, first)
     machines = {host: facts["machine"] for host, facts in found.items()}
@@ -90,13 +97,12 @@ def _of_the_job(
     wanted = [*groups.get("chief", ()), *groups.get("worker", ())]
     size = len(trainers)
     if len(wanted) < (min(least, size) if least else size):
+        again = suggestions.command("restart", job=manifest["job"])
         raise UserError(
             f"the inventory has {len(wanted)} of the job's {size} workers: use the inventory with "
-            "which the job was started, or start its next attempt with `restart`"
+            f"which the job was started, or start the next attempt with fewer workers: {again}"
         )
-    known = {rank["host"] for rank in manifest["ranks"]}
-    for attempt in manifest["attempts"]:
-        known |= {*attempt["ranks"].values(), *attempt["left_out"]}
+    known = hosts_of(manifest)
     # A host may have another name now, so new ones are used as far as they are needed.
     unknown = [host for host in wanted if host not in known]
     needed = max(0, size - (len(wanted) - len(unknown)))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from train.gang import connections, framework_versions, reports
 from train.gang.connections import Args
 from train.gang.errors import UserError
-from train.gang.job_records import Manifest
+from train.gang.job_records import Manifest, hosts_of
 from train.gang.watch.views import View
 from train.host import frameworks
 
@@ -122,6 +122,9 @@ def growth_of(
         training: the ranks that train.
     """
     groups = {kind: list(hosts) for kind, hosts in args["groups"].items()}
+    known = hosts_of(manifest)
+    for kind in _TRAINERS:  # the inventory may have more hosts than the one of the start
+        groups[kind] = [host for host in groups.get(kind, ()) if host in known]
     wanted = sum(len(groups.get(kind, ())) for kind in _TRAINERS)
     now = sum(rank["task"].startswith(_TRAINERS) for rank in manifest["ranks"])
     if args["grow"] == NEVER or not training or now >= wanted:

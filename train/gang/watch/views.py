@@ -50,7 +50,9 @@ _OF_FRAMEWORK = (
     r"ncclRemoteError|remote process exit|collective operation timeout|"
     # PyTorch's store and JAX's service, to which all ranks connect
     r"Did the remote server shutdown or crash|DistStoreError|DistNetworkError|"
-    r"GetKeyValue\(\) timed out|(?:sendBytes|recvValue) failed"
+    r"GetKeyValue\(\) timed out|(?:sendBytes|recvValue) failed|monitoredBarrier|"
+    # gRPC
+    r"failed to connect to all addresses"
 )
 #: The same in output of TensorFlow or JAX. In an error of the script, these words prove nothing.
 _SECONDARY = re.compile(
@@ -61,6 +63,8 @@ _SECONDARY = re.compile(
 _LOST_BY_FRAMEWORK = re.compile(
     _OF_FRAMEWORK
     + r"|^(?:[\w.]+\.)?(?:UnavailableError|AbortedError|CancelledError|DeadlineExceededError)\b"
+    r"|^(?:[\w.]+\.)?(?:Dist\w*Error|HorovodInternalError|(?:_\w*)?RpcError)\b.*"
+    r"(?:Connection reset by peer|Connection refused|Socket closed|timed out|timeout|UNAVAILABLE)"
 )
 #: Python's errors of a connection, which may have been one to another rank, or to any server.
 _LOST_CONNECTION = re.compile(

@@ -148,7 +148,9 @@ def options(mode: str) -> dict[str, Any]:
 def of_ranks(*ranks: tuple[str, str]) -> Any:
     planned = [{"task": task, "host": host} for task, host in ranks]
     versions = {"tensorflow": ["2.21.0"], "python": "3.11.7"}
-    return {"job": "night", "attempt": 2, "ranks": planned, "versions": versions}
+    attempts = [{"ranks": {"worker-0": "node-1"}, "left_out": {"node-2": "unreachable"}}]
+    about = {"ranks": planned, "versions": versions, "attempts": attempts}
+    return {"job": "night", "attempt": 2, **about}
 
 
 def test_missing_hosts_are_checked_like_before_a_start() -> None:
@@ -186,6 +188,15 @@ def test_nothing_is_checked_if_the_gang_is_complete_or_should_not_grow(
     assert (
         missing_hosts.growth_of(play, options(mode), of_ranks(*ranks), [view("worker-0")]) is None
     )
+
+
+def test_a_job_does_not_grow_to_hosts_with_which_it_was_not_started() -> None:
+    manifest = of_ranks(("worker-0", "node-1"))
+    manifest["attempts"][0]["left_out"] = {}
+    growth = missing_hosts.growth_of(
+        a_play({}, []), options("always"), manifest, [view("worker-0")]
+    )
+    assert growth is None
 
 
 def test_hosts_with_which_the_attempt_could_not_start_are_not_checked() -> None:

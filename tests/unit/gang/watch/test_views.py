@@ -133,6 +133,17 @@ def test_an_error_of_tensorflow_about_the_ranks_own_work_is_its_own(
         ("ConnectionRefusedError: [Errno 111] Connection refused", True),
         ("requests.exceptions.ConnectionError: ('Connection aborted.', Error(104))", True),
         ("RuntimeError: Connection reset by peer", True),
+        (
+            "torch.distributed.DistBackendError: [3] is setting up NCCL communicator and retrieving "
+            "ncclUniqueId from [0] via c10d key-value store by key '0', but store->get('0') got "
+            "error: Connection reset by peer. This may indicate a possible application crash",
+            True,
+        ),
+        ("RuntimeError: Rank 1 successfully reached monitoredBarrier, but received errors", True),
+        ("horovod.common.exceptions.HorovodInternalError: Connection reset by peer", True),
+        ("grpc._channel._InactiveRpcError: status = StatusCode.UNAVAILABLE", True),
+        ("RuntimeError: UNAVAILABLE: failed to connect to all addresses", True),
+        ("torch.distributed.DistBackendError: NCCL error: invalid usage", False),
     ],
 )
 def test_errors_of_jax_and_pytorch_about_another_rank(error: str, secondary: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from train.gang.variables.extra_variables import Unsafe, is_plain, load, plain
+from train.gang.extra_variables import Unsafe, is_plain, load, plain
 
 
 def test_numbers_for_the_script_keep_their_spelling() -> None:
