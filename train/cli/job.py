@@ -364,8 +364,8 @@ class Job:
         if script is None and "train_job_script" not in chosen:
             names = ("train_job_script", "train_job_module")
             chosen = {**_of_inventory(inventory, chosen, *names), **chosen}
-        if module:
-            chosen["train_job_module"] = module
+        if module or script is not None:  # the inventory may name the module of another script
+            chosen["train_job_module"] = module or chosen.get("train_job_module", "")
         module = str(chosen.get("train_job_module", ""))
         if script is None and module and "train_job_script" not in chosen:
             script = "."

@@ -282,14 +282,22 @@ def carried(extra_vars: Sequence[str]) -> list[str]:
         elif text.startswith("{"):
             variables = _loaded(text)
         else:
-            name, _, value = text.partition("=")
-            variables = {name: value}
+            variables = _assignments(text)
         for path in _LOCAL_PATHS & variables.keys():
             value = variables[path]
             is_plain = isinstance(value, str) and value and "{{" not in value
             variables[path] = _shown_file(value) if is_plain else value
         words += variable_words(variables)
     return words
+
+
+def _assignments(text: str) -> dict[str, Any]:
+    """Return the variables of a text such as ``a=1 b=2``."""
+    try:
+        words = shlex.split(text)
+    except ValueError:  # Ansible reports it
+        return {}
+    return {name: value for name, equals, value in (w.partition("=") for w in words) if equals}
 
 
 def _loaded(text: str) -> dict[str, Any]:

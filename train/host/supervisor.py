@@ -392,12 +392,16 @@ class Supervisor:
         reason = self._pace.overdue(now)
         if not reason:
             return None
-        if not ends.can_write(self.rank_dir):
-            # Its records are lost, so it may be making steps.
+        if ends.can_write(self.rank_dir):
+            return records.FAILED, end_causes.HUNG, reason + " (train_job_hang_factor)"
+        # Its records are lost, so it may be making steps if it is active.
+        self._life.add(now, life.sample(os.getpid(), 0))
+        if self._life.idle(now) < self.spec["hang_min_seconds"]:
             self._note_once("steps cannot be seen, because %s cannot be written" % self.rank_dir)
             self._pace.postpone(self.spec["hang_min_seconds"])
             return None
-        return records.FAILED, end_causes.HUNG, reason + " (train_job_hang_factor)"
+        reason = "%s; the disk that holds %s is full" % (reason, self.rank_dir)
+        return records.FAILED, end_causes.DISK, reason
 
     def _late(self, elapsed: float, now: float) -> str:
         """Return a reason if the rank has taken too long to start, or an empty string.

@@ -336,6 +336,15 @@ def test_variables_without_a_value_count_as_not_set(tmp_path: Path) -> None:
     job.close()
 
 
+def test_a_script_is_not_run_as_the_module_of_the_inventory(tmp_path: Path) -> None:
+    script = tmp_path / "code/main.py"
+    script.parent.mkdir()
+    script.touch()
+    job = Job.create(script, variables=variables(tmp_path), job="mine")
+    assert job.variables["train_job_module"] == ""
+    job.close()
+
+
 def test_a_relative_script_is_one_of_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -167,6 +167,11 @@ def test_of_extra_variables_only_those_of_connections_and_places_are_carried() -
         ("{ansible_user: !vault x, train_job_root: !unsafe /data}", ["-e", "train_job_root=/data"]),
         ("{ansible_user: 2024-01-01}", ["-e", "ansible_user=2024-01-01"]),
         ("{1: 2}", []),
+        (
+            "ansible_user=bob ansible_password=x train_job_root='/my data'",
+            ["-e", "ansible_user=bob", "-e", '{"train_job_root": "/my data"}'],
+        ),
+        ("ansible_user=bob train_job_root='/my", []),
         ("{ansible_user", []),
     ],
 )

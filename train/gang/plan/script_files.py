@@ -178,7 +178,10 @@ def staged_files(folder: Path, extra: Sequence[str]) -> Iterator[tuple[Path, str
                 f"{parent} is a link to {target}, which cannot be copied as a whole: replace the "
                 f"link, or list it in {ignore}"
             )
-        kept = sorted(path for path in parent.iterdir() if is_kept(path))
+        try:
+            kept = sorted(path for path in parent.iterdir() if is_kept(path))
+        except (PermissionError, FileNotFoundError):
+            return  # the script could not read this folder here either, or it was just removed
         yield from (path for path in kept if path.is_file())
         for path in kept:
             if path.is_dir():
@@ -223,7 +226,10 @@ def code_files(
         sizes[name.split("/")[0]] += path.stat().st_size
     total_mb = sizes.total() / 2**20
     if total_mb > limit_mb:
-        largest = ", ".join(f"{n} ({size / 2**20:.0f} MiB)" for n, size in sizes.most_common(3))
+        largest = ", ".join(
+            f"{name} ({size / 2**20:.0f} MiB{_linked(folder / name)})"
+            for name, size in sizes.most_common(3)
+        )
         what = f"{folder} with the included files" if include else f"{folder}"
         raise UserError(
             f"the size of {what} is {total_mb:.0f} MiB; the limit is {limit_mb:g} MiB "
@@ -231,6 +237,10 @@ def code_files(
             f"{folder / IGNORE_FILE}"
         )
     return code
+
+
+def _linked(path: Path) -> str:
+    return f", a link to {path.resolve()}" if path.is_symlink() else ""
 
 
 def pack(code: Sequence[tuple[Path, str]], archive: Path) -> str:

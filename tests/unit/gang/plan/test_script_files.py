@@ -67,6 +67,26 @@ def test_links_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         script_files.code_files(folder)
     write(folder / ".trainignore", "home/\n")
     assert len(script_files.code_files(folder)) == 3
+    (other / "library/big.bin").write_bytes(b"0" * 2**21)
+    linked = rf"library \(2 MiB, a link to {other}/library\)"
+    with pytest.raises(UserError, match=linked):
+        script_files.code_files(folder, limit_mb=1)
+
+
+def test_a_folder_that_cannot_be_read_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("main.py", "database/table", "package/part.py"):
+        write(tmp_path / name)
+
+    def iterdir(path: Path) -> Any:
+        if path.name == "database":
+            raise PermissionError(13, "Permission denied")
+        return listed(path)
+
+    listed = Path.iterdir
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    assert [name for _, name in script_files.code_files(tmp_path)] == ["main.py", "package/part.py"]
 
 
 def test_the_hash_is_that_of_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
