@@ -81,7 +81,11 @@ _ABORTED = re.compile(
 _WITH_ANOTHER = "ends with another rank, asked to end"
 
 _OF_TENSORFLOW = re.compile(r"tensorflow\.")
-_OF_JAX = re.compile(r"jax(?:lib)?\.|(?:[\w.]+\.)?XlaRuntimeError\b")
+#: Errors of JAX and of train/worker.py, which quote the messages of the exchange.
+_QUOTING = re.compile(
+    r"jax(?:lib)?\.|(?:[\w.]+\.)?XlaRuntimeError\b|"
+    r"(?:[\w.]+\.)?TrainingError: (?:lost contact with|cannot join the gang) "
+)
 #: TensorFlow's errors about a rank's own actions, unless another rank reported them.
 _OF_ITS_OWN = re.compile(
     r"tensorflow\.[\w.]*\.(?:NotFoundError|InvalidArgumentError|ResourceExhaustedError|DataLossError|"
@@ -350,7 +354,7 @@ def lost_a_connection(view: View) -> bool:
     """
     exception = exception_in(str(view.state.get("reason") or ""))
     of_framework = any(
-        pattern.search(exception) for pattern in (_OF_TENSORFLOW, _OF_JAX, _LOST_BY_FRAMEWORK)
+        pattern.search(exception) for pattern in (_OF_TENSORFLOW, _QUOTING, _LOST_BY_FRAMEWORK)
     )
     return not of_framework and bool(_LOST_CONNECTION.search(exception))
 
@@ -372,7 +376,7 @@ def is_secondary(view: View) -> bool:
     exception, lines = exception_in(reason), list(view.tail)
     if known_fault(exception):
         return False
-    if _OF_JAX.match(exception):
+    if _QUOTING.match(exception):
         return bool(_SECONDARY.search(exception))
     if exception and not _OF_TENSORFLOW.match(exception):
         by_framework = _LOST_BY_FRAMEWORK.search(exception)

@@ -142,6 +142,18 @@ def test_an_error_of_tensorflow_about_the_ranks_own_work_is_its_own(
         ("RuntimeError: Rank 1 successfully reached monitoredBarrier, but received errors", True),
         ("horovod.common.exceptions.HorovodInternalError: Connection reset by peer", True),
         ("grpc._channel._InactiveRpcError: status = StatusCode.UNAVAILABLE", True),
+        (
+            "training.cluster.TrainingError: lost contact with worker-1: UnavailableError: "
+            "Connection reset by peer",
+            True,
+        ),
+        ("training.cluster.TrainingError: chief-0 (10.0.0.1:2) was unresponsive for 60 s", True),
+        (
+            "training.cluster.TrainingError: cannot join the gang as worker-1: Barrier failed "
+            "because: task is set to ERROR",
+            True,
+        ),
+        ("training.cluster.TrainingError: the loss is nan after step 7", False),
         ("RuntimeError: UNAVAILABLE: failed to connect to all addresses", True),
         ("torch.distributed.DistBackendError: NCCL error: invalid usage", False),
     ],
