@@ -39,6 +39,10 @@ from .tensorflow_internals import write_event
 
 #: Free bytes required to start a new file of TensorBoard events after a write error.
 _EVENTS_ROOM = 2**20
+#: Tests that take less than SHORT_TEST_S are reported only every REPORTED_S. The records would
+#: otherwise be too many if an epoch takes a few milliseconds.
+SHORT_TEST_S = 0.5
+REPORTED_S = 1.0
 
 
 class EndedError(Exception):
@@ -330,6 +334,8 @@ class Reporter:
     metrics: Mapping[str, float]
     _last: tuple[float, int] | None = None
     _tested_from: float = 0.0
+    _test_s: float = 0.0
+    _test_reported_at: float = -math.inf
     _input_s: float = 0.0
     _exchange_s: float = 0.0
 
@@ -364,16 +370,24 @@ class Reporter:
         )
 
     def evaluating(self, step: int, epoch: int, loss: float) -> None:
-        """Write a record that an evaluation begins, if a record is due or the epoch is the last."""
-        self._tested_from = time.monotonic()
-        if self.progress.due("training") or epoch == self.plan["epochs"]:
-            self.progress.write("evaluating", **self.plan, step=step, epoch=epoch, loss=loss)
+        """Write a record that an evaluation begins.
+
+        Short ones are not all reported, but the first one and that of the last epoch are.
+        """
+        self._tested_from = now = time.monotonic()
+        is_recent = now - self._test_reported_at < REPORTED_S and self._test_s < SHORT_TEST_S
+        if is_recent and epoch < self.plan["epochs"]:
+            return
+        self._test_reported_at = now
+        fields = {**self.plan, "step": step, "epoch": epoch, "loss": loss}
+        self.progress.write("evaluating", force=True, **fields)
 
     def evaluated(self, epoch: int, loss: float, metrics: Mapping[str, float]) -> None:
         """Print the epoch's line, and keep its metrics for later records."""
         self.metrics = metrics
+        self._test_s = time.monotonic() - self._tested_from
         if self._last is not None:  # the time of a test does not count as time of steps
-            self._last = self._last[0] + time.monotonic() - self._tested_from, self._last[1]
+            self._last = self._last[0] + self._test_s, self._last[1]
         epochs = self.plan["epochs"]
         self.print_line(f"epoch {epoch}/{epochs}: loss {loss:.4f}, {metrics_line(metrics)}")
 

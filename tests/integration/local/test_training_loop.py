@@ -1,0 +1,65 @@
+"""The training loop: its progress records, and runs that cannot begin or cannot go on."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from tests.support.training_script import inside, modules
+
+loop, step_runner = modules("training.loop", "training.step_runner")
+pace, progress_records = modules("host.pace", "host.progress_records")
+
+pytestmark = pytest.mark.tensorflow
+
+
+def watched_run(
+    folder: Path, epochs: int, epoch_s: float, test_s: float, every: int = 1
+) -> tuple[list[str], list[int], str]:
+    """Report a run with a test after some epochs, whose times are simulated.
+
+    Return the phases that follow each other, the epochs whose tests were reported, and what the
+    supervisor would say during a test.
+    """
+    now, overdue, seen = 1000.0, "", 0
+    path = folder / f"{epochs}-{test_s}"
+    supervisor = pace.Pace(factor=20, least=180)
+    records: list[dict[str, Any]] = []
+    with mock.patch.object(time, "monotonic", side_effect=lambda: now):
+        writer = progress_records.ProgressWriter(str(path))
+        reporter = loop.Reporter(writer, 10, {"steps": 10 * epochs, "epochs": epochs}, False, {})
+        for step in range(1, 10 * epochs + 1):
+            now += epoch_s / 10
+            epoch, tests = -(-step // 10), step % (10 * every) == 0
+            reporter.training(step, epoch, step_runner.StepsOutcome(1, {"loss": 1.0}))
+            if tests:
+                reporter.evaluating(step, epoch, 1.0)
+            records = progress_records.parse_progress(path.read_text())
+            supervisor.feed(records[seen:], now)
+            seen = len(records)
+            if tests:
+                now += test_s
+                overdue = overdue or supervisor.overdue(now)
+                reporter.evaluated(epoch, 1.0, {})
+    phases = [r["phase"] for r in records]
+    changes = [b for a, b in zip(["", *phases], phases, strict=False) if a != b]
+    return changes, [r["epoch"] for r in records if r["phase"] == "evaluating"], overdue
+
+
+@inside
+def test_tests_are_reported_when_they_begin(tmp_path: Path) -> None:
+    in_turn = ["training", "evaluating"]
+    # A test that follows several epochs without one takes much longer than the end of an epoch.
+    found = watched_run(tmp_path, epochs=12, epoch_s=3.0, test_s=300.0, every=3)
+    assert found == (in_turn * 4, [3, 6, 9, 12], "")
+    # Of an epoch of 2 s, a record was written just before the test.
+    assert watched_run(tmp_path, epochs=5, epoch_s=2.0, test_s=0.1)[1] == [1, 2, 3, 4, 5]
+    # Of tiny epochs, a test is reported once a second, and that of the last epoch.
+    _, epochs, _ = watched_run(tmp_path, epochs=500, epoch_s=0.016, test_s=0.004)
+    assert (epochs[0], epochs[-1]) == (1, 500)
+    assert 10 <= len(epochs) <= 12
+    assert len((tmp_path / "500-0.004").read_text().splitlines()) <= 35
