@@ -183,9 +183,7 @@ class Loop:
         due = bool(seconds) and time.monotonic() - self._saved_at >= seconds
         outcome = self.runner(position.step, count, asked=self.signals.asked, due=due)
         if not math.isfinite(outcome.loss):
-            raise TrainingError(
-                f"the loss is {outcome.loss} after step {position.step}: lower --learning-rate"
-            )
+            raise self._diverged(f"the loss is {outcome.loss}")
         position.step += count
         position.epoch_loss += outcome.sums["loss"]
         if self.settings.summary_every:
@@ -228,6 +226,7 @@ class Loop:
         tests = {f"test/{name[5:]}": value for name, value in position.metrics.items()}
         self.summaries.write(position.step, {**tests, "train/epoch_loss": position.loss})
         loss = position.metrics["test_loss"]
+        self._check_test_loss()
         if position.best is None or loss < position.best - settings.min_delta:
             position.best, position.waited = loss, 0
             if settings.patience:
@@ -241,6 +240,12 @@ class Loop:
                 f"stopping early after epoch {epoch}: no test loss below "
                 f"{position.best:.4f} in {position.waited} tests"
             )
+
+    def _check_test_loss(self) -> None:
+        """Raise TrainingError if the loss of the last test is not finite."""
+        loss = self.position.metrics["test_loss"]
+        if not math.isfinite(loss):
+            raise self._diverged(f"the test loss is {loss}")
 
     def _train_values(self) -> dict[str, float]:
         """Return means over the steps since the last event, and the learning rate.
@@ -258,14 +263,27 @@ class Loop:
         due = outcome.due or self._at(self.settings.checkpoint_every)
         if not (due or outcome.asked or self._over()) or self.position.step == self._saved_step:
             return
-        self._saved_step, self._saved_at = self.position.step, time.monotonic()
         step, arrays, sha256 = self.position.step, self.state.snapshot(), ""
         if len(self.cluster.ranks) > 1:
             own = digest(arrays.values())
             self.gang.compare(own, f"at step {step}")
             sha256 = own.hex()
+        # The loss of a step is that before its update.
+        if name := self.state.not_finite(arrays):
+            raise self._diverged(f"values of {name} are not finite")
+        self._saved_step, self._saved_at = step, time.monotonic()
         if self.writer is not None:
             self.writer.save(step, arrays, asdict(self.position), self._over(), sha256)
+
+    def _diverged(self, what: str) -> TrainingError:
+        """Return the error of a run that cannot go on, because numbers are not finite."""
+        remedy = "lower --learning-rate"
+        if self._saved_step >= 0:
+            remedy += (
+                f", and start again with --resume never: the checkpoint of step {self._saved_step} "
+                f"may already be bad (or remove it from {self.settings.checkpoint_dir})"
+            )
+        return TrainingError(f"{what} after step {self.position.step}: {remedy}")
 
     def _leave(self) -> None:
         step = self.position.step
@@ -279,6 +297,7 @@ class Loop:
     def _finish(self) -> Results:
         """Check that all ranks have the same weights, save the model, and return the results."""
         position = self.position
+        self._check_test_loss()  # that of a checkpoint, if no step was left
         values, metrics = self.state.model_values(), position.metrics
         if self.settings.patience and position.best_step is not None:
             values, metrics = self.state.best_values(), position.best_metrics

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from unittest import mock
 
 import pytest
 
+from tests.support.training_ranks import Start, patched, run_gang, saved_steps
 from tests.support.training_script import inside, modules
 
 loop, step_runner = modules("training.loop", "training.step_runner")
@@ -63,3 +65,52 @@ def test_tests_are_reported_when_they_begin(tmp_path: Path) -> None:
     assert (epochs[0], epochs[-1]) == (1, 500)
     assert 10 <= len(epochs) <= 12
     assert len((tmp_path / "500-0.004").read_text().splitlines()) <= 35
+
+
+#: For tests in which the network does not matter; an epoch of the digits has 11 steps.
+LINEAR = ("--model=linear", "--export=both", "--steps-per-execution=1")
+#: The biases become infinite after step 22: the loss of that step is still finite.
+DIVERGED = patched("""
+import numpy as np
+from training import loop
+
+steps = loop.Loop._steps
+
+def diverge(self):
+    outcome = steps(self)
+    if self.position.step == 22:
+        biases = self.state.model_variables[-1]
+        biases.assign(np.full(biases.shape, np.inf, np.float32))
+    return outcome
+
+loop.Loop._steps = diverge
+""")
+
+
+def test_a_diverged_run_leaves_no_checkpoint_and_no_model(start: Start, tmp_path: Path) -> None:
+    remedy = "start again with --resume never: the checkpoint of step 11 may already be bad"
+    cases = {
+        "test": (["--epochs=2"], "the test loss is nan after step 22: lower --learning-rate, and "),
+        "weights": (
+            ["--epochs=4", "--checkpoint-every=22", "--evaluate-every=0"],
+            "values of outputs/bias are not finite after step 22: lower --learning-rate, and ",
+        ),
+        "never": (
+            ["--epochs=4", "--resume=never"],
+            "the test loss is nan after step 22: lower --learning-rate\n",
+        ),
+    }
+    run_gang(start, tmp_path / "first", *LINEAR, "--epochs=1", workers=1)
+    ranks = {}
+    for name, (options, _) in cases.items():
+        folder = tmp_path / name
+        shutil.copytree(tmp_path / "first/0/checkpoints", folder / "checkpoints")
+        ranks[name] = start(folder, *LINEAR, *options, script=DIVERGED)
+    for name, (_, line) in cases.items():
+        rank = ranks[name]
+        assert rank.end() == 1
+        assert f"TrainingError: {line}" in rank.said()
+        assert (remedy in rank.said()) == (name != "never")
+        assert saved_steps(rank.folder / "checkpoints") == [11]
+        assert not list(rank.folder.glob("model/*"))
+        assert rank.records()[-1]["phase"] != "done"
