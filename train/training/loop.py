@@ -126,7 +126,7 @@ class Loop:
         # Begin the run, or resume it from the newest checkpoint.
         identity = {**settings.identity, "data_sha256": task.data.fingerprint}
         found, source, self.writer = resume.Search(
-            settings, cluster, launch, self.gang, self.state, identity
+            settings, cluster, launch, self.gang, self.state, identity, self.per_epoch
         ).begin()
         self._saved_at, self._saved_step = time.monotonic(), -1
         self.position = Position() if found is None else self._resume(found, source)

@@ -59,6 +59,7 @@ class Search:
     """The search for the checkpoint from which a run resumes; all ranks must create one.
 
     ``identity`` has ``data_sha256`` and the options that must be the same as in a checkpoint.
+    ``steps_per_epoch`` is of the same data and options.
     """
 
     settings: Settings
@@ -67,6 +68,7 @@ class Search:
     gang: Collective
     state: TrainingState
     identity: dict[str, Any]
+    steps_per_epoch: int
 
     def __post_init__(self) -> None:
         """Derive fields from the options."""
@@ -83,8 +85,9 @@ class Search:
         that had the checkpoint; and the writer of this rank's checkpoints, or None if this rank
         keeps none.
 
-        Raise the same ConfigError in all ranks if the checkpoint does not match this run, if it is
-        required but missing, or if another process writes to the chief's folder.
+        Raise the same ConfigError in all ranks if the checkpoint does not match this run or is
+        beyond its last step, if it is required but missing, or if another process writes to the
+        chief's folder.
         """
         if self.cluster.is_chief and not checkpoints.lock(self._folder):
             self._locked_out = (
@@ -176,7 +179,8 @@ class Search:
     def _take(self, candidate: _Candidate) -> dict[str, Any]:
         """Restore the checkpoint that this rank offered; return the message to the other ranks.
 
-        Return {} if it offered none. Raise ConfigError if it refuses its checkpoint.
+        Return {} if it offered none. Raise ConfigError if it refuses its checkpoint, or if that has
+        more steps than this run.
         """
         if candidate.decision is Decision.REFUSE:
             raise ConfigError(candidate.refusal)
@@ -184,10 +188,19 @@ class Search:
         if found is None or candidate.decision is Decision.START_OVER:
             return {}
         try:
-            self.state.restore(checkpoints.read(found.path).arrays)
+            arrays = checkpoints.read(found.path).arrays
         except (DamagedError, FileNotFoundError) as error:
             self._pass_over(found.path, str(error))
             return {"damaged": True}
+        epochs, per_epoch = self.settings.epochs, self.steps_per_epoch
+        if found.step > epochs * per_epoch:
+            least = -(-found.step // per_epoch)
+            raise ConfigError(
+                f"{found.path} is of step {found.step}, but --epochs {epochs} ends at step "
+                f"{epochs * per_epoch}: use --epochs {least} or more, --resume never, or another "
+                "--checkpoint-dir"
+            )
+        self.state.restore(arrays)
         return {"run": asdict(found.run), "position": found.position, "final": found.final}
 
     def _start(self, fresh_start_at: int) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from unittest import mock
 
 import pytest
 
-from tests.support.training_ranks import Start, patched, run_gang, saved_steps
+from tests.support.data_folders import content
+from tests.support.training_ranks import Start, patched, run_gang, saved_steps, start_gang
 from tests.support.training_script import inside, modules
 
 loop, step_runner = modules("training.loop", "training.step_runner")
@@ -114,3 +115,25 @@ def test_a_diverged_run_leaves_no_checkpoint_and_no_model(start: Start, tmp_path
         assert saved_steps(rank.folder / "checkpoints") == [11]
         assert not list(rank.folder.glob("model/*"))
         assert rank.records()[-1]["phase"] != "done"
+
+
+def test_a_checkpoint_beyond_the_last_step_is_refused(start: Start, tmp_path: Path) -> None:
+    run_gang(start, tmp_path, *LINEAR, "--epochs=3", "--checkpoint-every=30", workers=1)
+    chief = tmp_path / "0"
+    (chief / "checkpoints/ckpt-33.npz").unlink()
+    before = content(chief / "checkpoints"), content(chief / "model")
+    # The second rank keeps a copy, which must not be made either.
+    copies = {1: {"TRAIN_CHECKPOINT_COPY": "1"}}
+    ranks = start_gang(start, tmp_path, *LINEAR, "--epochs=2", variables=copies)
+    for rank in ranks:
+        assert rank.end() == 2
+        assert (
+            "worker.py: error: worker-0 cannot start: checkpoints/ckpt-30.npz is of step 30, but "
+            "--epochs 2 ends at step 22: use --epochs 3 or more, --resume never, or another "
+            "--checkpoint-dir\n"
+        ) in rank.said()
+    assert (content(chief / "checkpoints"), content(chief / "model")) == before
+    assert not (tmp_path / "1/checkpoints").exists()
+    # The last step itself is no obstacle.
+    [again] = run_gang(start, tmp_path, *LINEAR, "--epochs=3", workers=1)
+    assert "worker-0: resumed at step 30\n" in again.said()
