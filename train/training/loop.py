@@ -24,6 +24,8 @@ from host.progress_records import ProgressWriter
 from . import keyed, resume
 from .checkpoints import digest, warn
 from .cluster import Cluster, Launch, TrainingError
+from .data import DataError
+from .data.files import unreadable
 from .gang import PEER_ERRORS
 from .optimizer import make_optimizer
 from .parameter_servers import ParameterServers
@@ -175,6 +177,14 @@ class Loop:
                 raise
             why = "no checkpoint could be written, because another rank was lost"
             raise EndedError(f"{self.cluster.task}: asked to end; {why}") from error
+        except tf.errors.InvalidArgumentError as error:
+            names = unreadable(error.message)
+            if not names:
+                raise
+            raise DataError(
+                f"{self.task.data.name}: examples could not be read or decoded: {names}: replace "
+                "or remove them"
+            ) from error
 
     def _steps(self) -> StepsOutcome:
         position = self.position

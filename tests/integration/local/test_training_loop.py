@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.data_folders import content
 from tests.support.training_ranks import Start, patched, run_gang, saved_steps, start_gang
-from tests.support.training_script import inside, modules
+from tests.support.training_script import call, inside, modules, np, tf
 
 loop, step_runner = modules("training.loop", "training.step_runner")
 pace, progress_records = modules("host.pace", "host.progress_records")
@@ -137,3 +137,35 @@ def test_a_checkpoint_beyond_the_last_step_is_refused(start: Start, tmp_path: Pa
     # The last step itself is no obstacle.
     [again] = run_gang(start, tmp_path, *LINEAR, "--epochs=3", workers=1)
     assert "worker-0: resumed at step 30\n" in again.said()
+
+
+def write_images(*folders: Path) -> None:
+    """Write four images of each of two classes, for training and for tests."""
+    for folder in folders:
+        for name in ("train/cat", "train/dog", "test/cat", "test/dog"):
+            (folder / name).mkdir(parents=True)
+            for number in range(4):
+                image = tf.io.encode_png(np.full((8, 8, 3), 60 * number, np.uint8))
+                (folder / name / f"{number}.png").write_bytes(image.numpy())
+
+
+def test_a_corrupt_image_is_one_line(start: Start, tf_python: str, tmp_path: Path) -> None:
+    parts = ("train", "test")
+    folders = {part: tmp_path / "my data" / part for part in parts}
+    call(tf_python, write_images, *folders.values())
+    for part, folder in folders.items():
+        for number in (1, 2):
+            path = folder / f"{part}/dog/{number}.png"
+            path.write_bytes(path.read_bytes()[:-30])
+    options = [*LINEAR, "--data=images", "--batch-size=8", "--epochs=2"]
+    ranks = {
+        part: start(tmp_path / part, *options, f"--data-dir={folders[part]}") for part in parts
+    }
+    for part, rank in ranks.items():
+        assert rank.end() == 2
+        [line] = [line for line in rank.said().splitlines() if "could not be read" in line]
+        paths = [f"{folders[part]}/{part}/dog/{number}.png" for number in (1, 2)]
+        begin = "worker.py: error: images: examples could not be read or decoded: "
+        # The order is that of the batch.
+        assert line in [f"{begin}{a} {b}: replace or remove them" for a, b in (paths, paths[::-1])]
+        assert "Traceback" not in rank.said()
