@@ -5,6 +5,7 @@ It writes progress records for the launcher, events for TensorBoard, and lines f
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shutil
@@ -21,9 +22,9 @@ import tensorflow as tf
 from host.plain_text import note
 from host.progress_records import ProgressWriter
 
-from . import keyed, resume
+from . import agreement, keyed, resume
 from .checkpoints import digest, warn
-from .cluster import Cluster, Launch, TrainingError
+from .cluster import Cluster, ConfigError, Launch, TrainingError
 from .data import DataError
 from .data.files import unreadable
 from .gang import PEER_ERRORS
@@ -116,6 +117,7 @@ class Loop:
 
         # Define what is learned, and how.
         self.task = task = open_task(settings)
+        self._agree()
         with strategy.scope():
             model = task.build_model()
             optimizer, self.schedule = make_optimizer(task, model)
@@ -137,6 +139,15 @@ class Loop:
         self.runner = mode.runner(train_step, step)
         size, metrics = settings.batch_size, self.position.metrics
         self.reporter = Reporter(progress, size, self.plan, chief, metrics)
+
+    def _agree(self) -> None:
+        """Raise the same ConfigError in all ranks if a rank has other options or other data."""
+        data = self.task.data
+        own = agreement.terms(self.settings, data.train.size, data.fingerprint)
+        rows = list(map(json.loads, self.gang.texts(json.dumps(own))))
+        if difference := agreement.disagreement(self.cluster.ranks, rows):
+            self.gang.part()
+            raise ConfigError(difference)
 
     def _resume(self, found: dict[str, Any], source: str) -> Position:
         """Return the position in the checkpoint of the rank ``source``.

@@ -11,7 +11,15 @@ from unittest import mock
 import pytest
 
 from tests.support.data_folders import content
-from tests.support.training_ranks import Start, patched, run_gang, saved_steps, start_gang
+from tests.support.lab import free_port
+from tests.support.training_ranks import (
+    Start,
+    patched,
+    run_gang,
+    saved_steps,
+    start_gang,
+    tf_config,
+)
 from tests.support.training_script import call, inside, modules, np, tf
 
 loop, step_runner = modules("training.loop", "training.step_runner")
@@ -169,3 +177,38 @@ def test_a_corrupt_image_is_one_line(start: Start, tf_python: str, tmp_path: Pat
         # The order is that of the batch.
         assert line in [f"{begin}{a} {b}: replace or remove them" for a, b in (paths, paths[::-1])]
         assert "Traceback" not in rank.said()
+
+
+#: Data that differ between the ranks in size or in contents, by an environment variable.
+OWN_DATA = """
+import os
+import numpy as np
+
+def build_dataset():
+    size, value = map(int, os.environ["OWN"].split())
+    x, y = np.full((size, 4), value, np.float32), np.arange(size) % 2
+    return (x, y), (x[:10], y[:10])
+"""
+
+
+def test_ranks_that_differ_end_with_the_difference(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN_DATA)
+    data = f"--data={tmp_path}/own.py"
+    cases = {
+        "size": (["100 1", "200 1"], [], "number of training examples 200, not 100; SHA-256 of "),
+        "contents": (["100 1", "100 2"], [], "SHA-256 of the data "),
+        "option": (["100 1", "100 1"], [["--seed=1"], ["--seed=2"]], "--seed 2, not 1: all ranks "),
+    }
+    ranks = {}
+    for name, (values, options, _) in cases.items():
+        addresses = [f"localhost:{free_port()}" for _ in values]
+        for index, value in enumerate(values):
+            own = {"OWN": value, "TF_CONFIG": tf_config("worker", index, worker=addresses)}
+            more = [data, "--batch-size=10", *(options[index] if options else [])]
+            folder = tmp_path / name / str(index)
+            ranks[name, index] = start(folder, *LINEAR, *more, variables=own)
+    for (name, _), rank in ranks.items():
+        assert rank.end() == 2
+        line = f"\nworker.py: error: worker-1 differs from worker-0: {cases[name][2]}"
+        assert line in rank.said()
+        assert not (rank.folder / "checkpoints").exists()
