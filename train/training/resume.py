@@ -269,7 +269,7 @@ class Search:
 def _write_error(folder: Path) -> str:
     """Return why no files can be written to a folder, or ''; create it if it does not exist.
 
-    A full disk is no error, because it may have space when it is needed.
+    A full disk does not count, because it may have space when it is needed.
     """
     probe = folder / f"{checkpoints.UNFINISHED}{secrets.token_hex(4)}"
     try:

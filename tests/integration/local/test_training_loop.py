@@ -142,7 +142,7 @@ def test_a_checkpoint_beyond_the_last_step_is_refused(start: Start, tmp_path: Pa
         ) in rank.said()
     assert (content(chief / "checkpoints"), content(chief / "model")) == before
     assert not (tmp_path / "1/checkpoints").exists()
-    # The last step itself is no obstacle.
+    # A run that ends later resumes from it.
     [again] = run_gang(start, tmp_path, *LINEAR, "--epochs=3", workers=1)
     assert "worker-0: resumed at step 30\n" in again.said()
 
