@@ -58,7 +58,7 @@ def run(settings: Settings, progress: ProgressWriter | None = None) -> Results:
     evaluator, SIGTERM and SIGINT end the process within this function.
 
     Raises:
-        ConfigError: the settings are invalid for this gang, or data are missing.
+        ConfigError: the settings are invalid for this gang, or data are missing or corrupt.
         TrainingError: the training failed. For example, another rank was lost or has different
             weights, or the loss is not finite.
         training.loop.EndedError: a rank got SIGTERM. The message reports what was saved.

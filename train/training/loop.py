@@ -5,6 +5,7 @@ It writes progress records for the launcher, events for TensorBoard, and lines f
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shutil
@@ -21,9 +22,11 @@ import tensorflow as tf
 from host.plain_text import note
 from host.progress_records import ProgressWriter
 
-from . import keyed, resume
+from . import agreement, keyed, resume
 from .checkpoints import digest, warn
-from .cluster import Cluster, Launch, TrainingError
+from .cluster import Cluster, ConfigError, Launch, TrainingError
+from .data import DataError
+from .data.files import unreadable
 from .gang import PEER_ERRORS
 from .optimizer import make_optimizer
 from .parameter_servers import ParameterServers
@@ -39,6 +42,10 @@ from .tensorflow_internals import write_event
 
 #: Free bytes required to start a new file of TensorBoard events after a write error.
 _EVENTS_ROOM = 2**20
+#: Tests that take less than SHORT_TEST_S are reported only every REPORTED_S. The records would
+#: otherwise be too many if an epoch takes a few milliseconds.
+SHORT_TEST_S = 0.5
+REPORTED_S = 1.0
 
 
 class EndedError(Exception):
@@ -110,6 +117,7 @@ class Loop:
 
         # Define what is learned, and how.
         self.task = task = open_task(settings)
+        self._agree()
         with strategy.scope():
             model = task.build_model()
             optimizer, self.schedule = make_optimizer(task, model)
@@ -122,7 +130,7 @@ class Loop:
         # Begin the run, or resume it from the newest checkpoint.
         identity = {**settings.identity, "data_sha256": task.data.fingerprint}
         found, source, self.writer = resume.Search(
-            settings, cluster, launch, self.gang, self.state, identity
+            settings, cluster, launch, self.gang, self.state, identity, self.per_epoch
         ).begin()
         self._saved_at, self._saved_step = time.monotonic(), -1
         self.position = Position() if found is None else self._resume(found, source)
@@ -131,6 +139,15 @@ class Loop:
         self.runner = mode.runner(train_step, step)
         size, metrics = settings.batch_size, self.position.metrics
         self.reporter = Reporter(progress, size, self.plan, chief, metrics)
+
+    def _agree(self) -> None:
+        """Raise the same ConfigError in all ranks if a rank has other options or other data."""
+        data = self.task.data
+        own = agreement.terms(self.settings, data.train.size, data.fingerprint)
+        rows = list(map(json.loads, self.gang.texts(json.dumps(own))))
+        if difference := agreement.disagreement(self.cluster.ranks, rows):
+            self.gang.part()
+            raise ConfigError(difference)
 
     def _resume(self, found: dict[str, Any], source: str) -> Position:
         """Return the position in the checkpoint of the rank ``source``.
@@ -171,6 +188,14 @@ class Loop:
                 raise
             why = "no checkpoint could be written, because another rank was lost"
             raise EndedError(f"{self.cluster.task}: asked to end; {why}") from error
+        except tf.errors.InvalidArgumentError as error:
+            names = unreadable(error.message)
+            if not names:
+                raise
+            raise DataError(
+                f"{self.task.data.name}: examples could not be read or decoded: {names}: replace "
+                "or remove them"
+            ) from error
 
     def _steps(self) -> StepsOutcome:
         position = self.position
@@ -179,9 +204,7 @@ class Loop:
         due = bool(seconds) and time.monotonic() - self._saved_at >= seconds
         outcome = self.runner(position.step, count, asked=self.signals.asked, due=due)
         if not math.isfinite(outcome.loss):
-            raise TrainingError(
-                f"the loss is {outcome.loss} after step {position.step}: lower --learning-rate"
-            )
+            raise self._diverged(f"the loss is {outcome.loss}")
         position.step += count
         position.epoch_loss += outcome.sums["loss"]
         if self.settings.summary_every:
@@ -224,6 +247,7 @@ class Loop:
         tests = {f"test/{name[5:]}": value for name, value in position.metrics.items()}
         self.summaries.write(position.step, {**tests, "train/epoch_loss": position.loss})
         loss = position.metrics["test_loss"]
+        self._check_test_loss()
         if position.best is None or loss < position.best - settings.min_delta:
             position.best, position.waited = loss, 0
             if settings.patience:
@@ -237,6 +261,12 @@ class Loop:
                 f"stopping early after epoch {epoch}: no test loss below "
                 f"{position.best:.4f} in {position.waited} tests"
             )
+
+    def _check_test_loss(self) -> None:
+        """Raise TrainingError if the loss of the last test is not finite."""
+        loss = self.position.metrics["test_loss"]
+        if not math.isfinite(loss):
+            raise self._diverged(f"the test loss is {loss}")
 
     def _train_values(self) -> dict[str, float]:
         """Return means over the steps since the last event, and the learning rate.
@@ -254,14 +284,27 @@ class Loop:
         due = outcome.due or self._at(self.settings.checkpoint_every)
         if not (due or outcome.asked or self._over()) or self.position.step == self._saved_step:
             return
-        self._saved_step, self._saved_at = self.position.step, time.monotonic()
         step, arrays, sha256 = self.position.step, self.state.snapshot(), ""
         if len(self.cluster.ranks) > 1:
             own = digest(arrays.values())
             self.gang.compare(own, f"at step {step}")
             sha256 = own.hex()
+        # The loss of a step is that before its update.
+        if name := self.state.not_finite(arrays):
+            raise self._diverged(f"values of {name} are not finite")
+        self._saved_step, self._saved_at = step, time.monotonic()
         if self.writer is not None:
             self.writer.save(step, arrays, asdict(self.position), self._over(), sha256)
+
+    def _diverged(self, what: str) -> TrainingError:
+        """Return the error of a run that cannot go on, because numbers are not finite."""
+        remedy = "lower --learning-rate"
+        if self._saved_step >= 0:
+            remedy += (
+                f", and start again with --resume never: the checkpoint of step {self._saved_step} "
+                f"may already be bad (or remove it from {self.settings.checkpoint_dir})"
+            )
+        return TrainingError(f"{what} after step {self.position.step}: {remedy}")
 
     def _leave(self) -> None:
         step = self.position.step
@@ -275,6 +318,7 @@ class Loop:
     def _finish(self) -> Results:
         """Check that all ranks have the same weights, save the model, and return the results."""
         position = self.position
+        self._check_test_loss()  # that of a checkpoint, if no step was left
         values, metrics = self.state.model_values(), position.metrics
         if self.settings.patience and position.best_step is not None:
             values, metrics = self.state.best_values(), position.best_metrics
@@ -330,6 +374,8 @@ class Reporter:
     metrics: Mapping[str, float]
     _last: tuple[float, int] | None = None
     _tested_from: float = 0.0
+    _test_s: float = 0.0
+    _test_reported_at: float = -math.inf
     _input_s: float = 0.0
     _exchange_s: float = 0.0
 
@@ -364,16 +410,24 @@ class Reporter:
         )
 
     def evaluating(self, step: int, epoch: int, loss: float) -> None:
-        """Write a record that an evaluation begins, if a record is due or the epoch is the last."""
-        self._tested_from = time.monotonic()
-        if self.progress.due("training") or epoch == self.plan["epochs"]:
-            self.progress.write("evaluating", **self.plan, step=step, epoch=epoch, loss=loss)
+        """Write a record that an evaluation begins.
+
+        Short ones are not all reported, but the first one and that of the last epoch are.
+        """
+        self._tested_from = now = time.monotonic()
+        is_recent = now - self._test_reported_at < REPORTED_S and self._test_s < SHORT_TEST_S
+        if is_recent and epoch < self.plan["epochs"]:
+            return
+        self._test_reported_at = now
+        fields = {**self.plan, "step": step, "epoch": epoch, "loss": loss}
+        self.progress.write("evaluating", force=True, **fields)
 
     def evaluated(self, epoch: int, loss: float, metrics: Mapping[str, float]) -> None:
         """Print the epoch's line, and keep its metrics for later records."""
         self.metrics = metrics
+        self._test_s = time.monotonic() - self._tested_from
         if self._last is not None:  # the time of a test does not count as time of steps
-            self._last = self._last[0] + time.monotonic() - self._tested_from, self._last[1]
+            self._last = self._last[0] + self._test_s, self._last[1]
         epochs = self.plan["epochs"]
         self.print_line(f"epoch {epoch}/{epochs}: loss {loss:.4f}, {metrics_line(metrics)}")
 

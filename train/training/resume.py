@@ -11,6 +11,7 @@ variables are matched by the layers' names.
 
 from __future__ import annotations
 
+import errno
 import json
 import secrets
 import sys
@@ -59,6 +60,7 @@ class Search:
     """The search for the checkpoint from which a run resumes; all ranks must create one.
 
     ``identity`` has ``data_sha256`` and the options that must be the same as in a checkpoint.
+    ``steps_per_epoch`` is of the same data and options.
     """
 
     settings: Settings
@@ -67,12 +69,14 @@ class Search:
     gang: Collective
     state: TrainingState
     identity: dict[str, Any]
+    steps_per_epoch: int
 
     def __post_init__(self) -> None:
         """Derive fields from the options."""
         self._folder = self.settings.checkpoint_dir
         self._paths: list[Path] = []
-        self._locked_out = ""
+        #: Why this rank cannot write its files, if so.
+        self._refusal = ""
         self._resumption = choose_resumption(self.settings.resume, self.launch.attempt)
         self._writes = self.cluster.is_chief or self.launch.copies
 
@@ -83,15 +87,13 @@ class Search:
         that had the checkpoint; and the writer of this rank's checkpoints, or None if this rank
         keeps none.
 
-        Raise the same ConfigError in all ranks if the checkpoint does not match this run, if it is
-        required but missing, or if another process writes to the chief's folder.
+        Raise the same ConfigError in all ranks if the checkpoint does not match this run or is
+        beyond its last step, if it is required but missing, if another process writes to the
+        chief's folder, or if the chief cannot write its files for a reason other than a full disk.
         """
-        if self.cluster.is_chief and not checkpoints.lock(self._folder):
-            self._locked_out = (
-                f"another process is writing checkpoints to {self._folder.absolute()}: wait "
-                "until it ends, or use another --checkpoint-dir"
-            )
-        if self._writes and not self._locked_out:
+        if self.cluster.is_chief:
+            self._refusal = self._obstacle()
+        if self._writes and not self._refusal:
             for left in self._folder.glob(f"{checkpoints.UNFINISHED}*"):  # from a killed run
                 with suppress(OSError):
                     left.unlink()
@@ -119,10 +121,25 @@ class Search:
                 writer.save(position["step"], self.state.snapshot(), position, taken["final"])
         return position, self.cluster.ranks[source], writer
 
+    def _obstacle(self) -> str:
+        """Return why the chief cannot write its checkpoints and model, or ''."""
+        if not checkpoints.lock(self._folder):
+            return (
+                f"another process is writing checkpoints to {self._folder.absolute()}: wait "
+                "until it ends, or use another --checkpoint-dir"
+            )
+        folders = {"--checkpoint-dir": self._folder}
+        if self.settings.export != "none":
+            folders["--model-dir"] = self.settings.model_dir
+        for option, folder in folders.items():
+            if reason := _write_error(folder):
+                return f"{option} {folder} cannot be written: {reason}"
+        return ""
+
     def _newest(self, whole: bool) -> _Candidate:
         """Return this rank's newest checkpoint that is not passed over; its arrays if ``whole``."""
-        if self._locked_out:
-            return _Candidate(Decision.REFUSE, None, self._locked_out)
+        if self._refusal:
+            return _Candidate(Decision.REFUSE, None, self._refusal)
         for path in list(self._paths):
             try:
                 found = checkpoints.read(path, whole)
@@ -176,7 +193,8 @@ class Search:
     def _take(self, candidate: _Candidate) -> dict[str, Any]:
         """Restore the checkpoint that this rank offered; return the message to the other ranks.
 
-        Return {} if it offered none. Raise ConfigError if it refuses its checkpoint.
+        Return {} if it offered none. Raise ConfigError if it refuses its checkpoint, or if that has
+        more steps than this run.
         """
         if candidate.decision is Decision.REFUSE:
             raise ConfigError(candidate.refusal)
@@ -184,10 +202,19 @@ class Search:
         if found is None or candidate.decision is Decision.START_OVER:
             return {}
         try:
-            self.state.restore(checkpoints.read(found.path).arrays)
+            arrays = checkpoints.read(found.path).arrays
         except (DamagedError, FileNotFoundError) as error:
             self._pass_over(found.path, str(error))
             return {"damaged": True}
+        epochs, per_epoch = self.settings.epochs, self.steps_per_epoch
+        if found.step > epochs * per_epoch:
+            least = -(-found.step // per_epoch)
+            raise ConfigError(
+                f"{found.path} is of step {found.step}, but --epochs {epochs} ends at step "
+                f"{epochs * per_epoch}: use --epochs {least} or more, --resume never, or another "
+                "--checkpoint-dir"
+            )
+        self.state.restore(arrays)
         return {"run": asdict(found.run), "position": found.position, "final": found.final}
 
     def _start(self, fresh_start_at: int) -> dict[str, Any]:
@@ -237,6 +264,23 @@ class Search:
                 sys.stdout,
             )
         return shared
+
+
+def _write_error(folder: Path) -> str:
+    """Return why no files can be written to a folder, or ''; create it if it does not exist.
+
+    A full disk does not count, because it may have space when it is needed.
+    """
+    probe = folder / f"{checkpoints.UNFINISHED}{secrets.token_hex(4)}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            probe.write_bytes(b"probe")
+        finally:
+            probe.unlink(missing_ok=True)
+    except OSError as error:
+        return "" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or str(error)
+    return ""
 
 
 def choose_source(rows: Sequence[_Offer], resumption: Resumption) -> int:

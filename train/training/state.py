@@ -70,6 +70,15 @@ class TrainingState:
         ]
         return dict(zip(self._by_name, arrays, strict=True))
 
+    def not_finite(self, arrays: Arrays) -> str:
+        """Return the name of the first variable with NaN or infinity in a snapshot, or ''."""
+        for name, variable in self._by_name.items():
+            if variable.dtype.is_floating:
+                array = _in_own_type(variable, arrays[name])
+                if not np.isfinite(array).all():
+                    return self.layer_names.get(name, name)
+        return ""
+
     def model_values(self) -> list[Any]:
         """Return the weights to test and save: numpy arrays in Keras' order.
 
@@ -139,9 +148,14 @@ def weights_of(arrays: Arrays) -> list[Any]:
 
 def assign(variable: Any, array: Any) -> None:
     """Set a variable to the values of an array from a snapshot."""
+    # Reading some of BatchNorm needs all ranks.
+    variable.assign(_in_own_type(variable, array), read_value=False)
+
+
+def _in_own_type(variable: Any, array: Any) -> Any:
+    """Return an array from a snapshot in the type of its variable."""
     own = np.dtype(variable.dtype.as_numpy_dtype)
-    value = array.view(own) if own.kind == "V" else array
-    variable.assign(value, read_value=False)  # reading some of BatchNorm needs all ranks
+    return array.view(own) if own.kind == "V" else array
 
 
 def _named(kind: str, numbered: Iterable[tuple[int, Any]]) -> dict[str, Any]:

@@ -191,21 +191,36 @@ def test_what_is_for_display_alone_ends_no_training(
     assert 30 not in steps
 
 
-def test_folders_that_cannot_be_made_end_all_ranks(start: Start, tmp_path: Path) -> None:
-    for index in range(2):
-        (tmp_path / str(index)).mkdir()
-        (tmp_path / str(index) / "file").touch()
-    options = [LINEAR, "--epochs=2", "--checkpoint-dir=file/below", "--checkpoint-every=11"]
-    first, second = start_gang(start, tmp_path, *options, "--model-dir=file/model")
-    other = start(tmp_path / "0/events", "--tensorboard-dir=../file/events")
-    assert [rank.end() for rank in (first, second, other)] == [1, 1, 1]
-    reason = "file/below: Not a directory"
-    assert f"warning: the checkpoint of step 11 was not written to {reason}\n" in first.said()
-    assert f"TrainingError: the last checkpoint could not be written to {reason}\n" in first.said()
-    assert "TrainingError: lost contact with worker-0: " in second.said()
-    assert "TrainingError: TensorBoard events cannot be written to ../file/events: " in (
-        other.said()
-    )
+def test_folders_that_cannot_be_made_end_all_ranks_at_the_start(
+    start: Start, tmp_path: Path
+) -> None:
+    options = {
+        "checkpoints": "--checkpoint-dir=file/below",
+        "model": "--model-dir=file/below",
+        "events": "--tensorboard-dir=file/below",
+    }
+    ranks = {}
+    for name, option in options.items():
+        for index in range(2):
+            folder = tmp_path / name / str(index)
+            folder.mkdir(parents=True)
+            (folder / "file").touch()
+        workers = 1 if name == "events" else 2
+        ranks[name] = start_gang(start, tmp_path / name, LINEAR, option, workers=workers)
+    [events] = ranks.pop("events")
+    assert events.end() == 1
+    assert "TrainingError: TensorBoard events cannot be written to file/below: " in events.said()
+    for name, gang in ranks.items():
+        assert [rank.end() for rank in gang] == [2, 2]
+        option = options[name].replace("=", " ")
+        reason = f"{option} cannot be written: Not a directory\n"
+        for rank in gang:
+            assert f"worker.py: error: worker-0 cannot start: {reason}" in rank.said()
+            assert "training" not in {record["phase"] for record in rank.records()}
+    # Without a model, its folder is not needed. Folders that can be written are left empty.
+    option = "--model-dir=file/below"
+    [rank] = run_gang(start, tmp_path / "model", LINEAR, option, "--export=none", workers=1)
+    assert [path.name for path in (rank.folder / "checkpoints").iterdir()] == ["ckpt-330.npz"]
 
 
 def of_other_data(checkpoint: Path) -> str:

@@ -6,11 +6,14 @@ processes of the workers. Errors name the files that cannot be read.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
+
+_NOT_READ = "examples could not be read or decoded:"
 
 
 @dataclass(eq=False)
@@ -54,14 +57,18 @@ class FileSplit:
         read = tf.scatter_nd(places[:, tf.newaxis], tf.ones_like(places), [count])
         names = self.describe(*columns, tf.boolean_mask(indices, read == 0)[:3])
         # Not tf.debugging.assert_equal, which would omit the names.
-        complete = tf.debugging.Assert(
-            tf.equal(tf.size(names), 0), ["examples could not be read or decoded:", names]
-        )
+        complete = tf.debugging.Assert(tf.equal(tf.size(names), 0), [_NOT_READ, names])
         with tf.control_dependencies([complete] if complete is not None else []):
             features, labels = tf.identity(features), tf.identity(labels)
         features.set_shape([indices.shape[0], *shape])
         labels.set_shape([indices.shape[0], *label.shape])
         return features, labels
+
+
+def unreadable(message: str) -> str:
+    """Return the names of examples in the error of a graph that could not read them, or ''."""
+    found = re.search(rf"\[{_NOT_READ}\] \[(.*)\]$", message, re.MULTILINE)
+    return found[1] if found else ""
 
 
 def chosen_size(content: bytes, asked: int) -> tuple[int, int]:
