@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -47,7 +48,7 @@ def evaluate_checkpoints(task_name: str, settings: Settings, progress: ProgressW
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, end)
     progress.write("waiting", force=True)
-    while not any(settings.checkpoint_dir.glob("ckpt-*.npz")):
+    while not _has_checkpoint(settings.checkpoint_dir):
         time.sleep(POLL_S)
     progress.write("evaluating", force=True)
 
@@ -77,10 +78,10 @@ def evaluate_checkpoints(task_name: str, settings: Settings, progress: ProgressW
                 continue
             done = checkpoints.step_of(path)
             try:
-                checkpoint = checkpoints.read(path)
+                checkpoint = checkpoints.patiently(partial(checkpoints.read, path))
             except FileNotFoundError:
                 continue  # a newer one has replaced it
-            except checkpoints.DamagedError as error:
+            except (checkpoints.DamagedError, *checkpoints.UNREADABLE) as error:
                 checkpoints.warn(f"ignoring {path}: {error}")
                 continue
             for variable, array in zip(model.variables, weights_of(checkpoint.arrays), strict=True):
@@ -93,3 +94,9 @@ def evaluate_checkpoints(task_name: str, settings: Settings, progress: ProgressW
             if checkpoint.final and path == paths[0]:  # newer ones are from a resumed run
                 return newest
         time.sleep(POLL_S)
+
+
+def _has_checkpoint(folder: Path) -> bool:
+    with suppress(OSError):  # a shared file system may recover soon
+        return any(folder.glob("ckpt-*.npz"))
+    return False

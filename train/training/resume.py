@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -72,7 +73,8 @@ class Search:
         """Derive fields from the options."""
         self._folder = self.settings.checkpoint_dir
         self._paths: list[Path] = []
-        self._locked_out = ""
+        #: Why the folder cannot be used.
+        self._refusal = ""
         self._resumption = choose_resumption(self.settings.resume, self.launch.attempt)
         self._writes = self.cluster.is_chief or self.launch.copies
 
@@ -84,21 +86,22 @@ class Search:
         keeps none.
 
         Raise the same ConfigError in all ranks if the checkpoint does not match this run, if it is
-        required but missing, or if another process writes to the chief's folder.
+        required but missing, if a folder or checkpoint cannot be read, or if another process writes
+        to the chief's folder.
         """
         if self.cluster.is_chief and not checkpoints.lock(self._folder):
-            self._locked_out = (
+            self._refusal = (
                 f"another process is writing checkpoints to {self._folder.absolute()}: wait "
                 "until it ends, or use another --checkpoint-dir"
             )
-        if self._writes and not self._locked_out:
-            for left in self._folder.glob(f"{checkpoints.UNFINISHED}*"):  # from a killed run
-                with suppress(OSError):
-                    left.unlink()
+        if self._writes and not self._refusal:
+            with suppress(OSError):
+                for left in self._folder.glob(f"{checkpoints.UNFINISHED}*"):  # from a killed run
+                    left.unlink(missing_ok=True)
         try:
-            self._paths = checkpoints.found(self._folder)
-        except OSError as error:
-            warn(f"checkpoints in {self._folder} cannot be read: {error.strerror}")
+            self._paths = checkpoints.patiently(lambda: checkpoints.found(self._folder))
+        except checkpoints.UNREADABLE as error:
+            self._refusal = self._refusal or checkpoints.cannot_be_read(self._folder, error)
         candidate, rows, source, taken = self._choose(whole=False)
         while "damaged" in taken:  # any file may be damaged by now
             candidate, rows, source, taken = self._choose(whole=True)
@@ -121,16 +124,20 @@ class Search:
 
     def _newest(self, whole: bool) -> _Candidate:
         """Return this rank's newest checkpoint that is not passed over; its arrays if ``whole``."""
-        if self._locked_out:
-            return _Candidate(Decision.REFUSE, None, self._locked_out)
+        if self._refusal:
+            return _Candidate(Decision.REFUSE, None, self._refusal)
         for path in list(self._paths):
             try:
-                found = checkpoints.read(path, whole)
+                found = checkpoints.patiently(partial(checkpoints.read, path, whole))
             except FileNotFoundError:
                 continue
             except DamagedError as error:
                 self._pass_over(path, str(error))
                 continue
+            except checkpoints.UNREADABLE as error:
+                # It may be the newest one, and intact.
+                refusal = checkpoints.cannot_be_read(path, error)
+                return _Candidate(Decision.REFUSE, None, refusal)
             is_from_job = bool(found.run.fresh_start_at) and found.run.job == self.launch.job
             mismatch = found.mismatch(self.identity)
             decision = self._resumption.decide(
@@ -176,7 +183,8 @@ class Search:
     def _take(self, candidate: _Candidate) -> dict[str, Any]:
         """Restore the checkpoint that this rank offered; return the message to the other ranks.
 
-        Return {} if it offered none. Raise ConfigError if it refuses its checkpoint.
+        Return {} if it offered none. Raise ConfigError if it refuses its checkpoint, or cannot
+        read it.
         """
         if candidate.decision is Decision.REFUSE:
             raise ConfigError(candidate.refusal)
@@ -184,10 +192,13 @@ class Search:
         if found is None or candidate.decision is Decision.START_OVER:
             return {}
         try:
-            self.state.restore(checkpoints.read(found.path).arrays)
+            whole = checkpoints.patiently(lambda: checkpoints.read(found.path))
         except (DamagedError, FileNotFoundError) as error:
             self._pass_over(found.path, str(error))
             return {"damaged": True}
+        except checkpoints.UNREADABLE as error:
+            raise ConfigError(checkpoints.cannot_be_read(found.path, error)) from error
+        self.state.restore(whole.arrays)
         return {"run": asdict(found.run), "position": found.position, "final": found.final}
 
     def _start(self, fresh_start_at: int) -> dict[str, Any]:

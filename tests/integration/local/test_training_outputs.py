@@ -264,6 +264,80 @@ def test_whatever_fails_in_writing_a_checkpoint_blocks_nothing(tmp_path: Path) -
     assert len(list(folder.iterdir())) == 3
 
 
+@inside
+def test_no_checkpoint_is_removed_by_an_attempt_that_could_not_see_it(tmp_path: Path) -> None:
+    run = checkpoints.Run("job")
+    for steps in ((1, 2, 3, 4), (2,)):
+        writer = checkpoints.Writer(tmp_path, 3, {}, run, {})
+        for step in steps:
+            writer.save(step, {"model.0000": np.full(3, step)}, {})
+        writer.finish()
+    assert saved_steps(tmp_path) == [2]
+    [aside] = tmp_path.glob("replaced-*")
+    assert saved_steps(aside) == [3, 4]
+    for step in (3, 4):
+        read = checkpoints.read(aside / f"ckpt-{step}.npz")
+        assert read.arrays["model.0000"].tolist() == [step] * 3
+
+
+@inside
+def test_what_cannot_be_read_is_not_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "ckpt-5.npz"
+    path.symlink_to("/proc/self/mem")  # reading its start is an I/O error
+    with pytest.raises(OSError, match="Input/output error"):
+        checkpoints.read(path)
+    checkpoints.PAUSES_S = (0.0, 0.0)
+    errors = [MemoryError(), OSError(5, "Input/output error")]
+
+    def attempt() -> int:
+        if errors:
+            raise errors.pop()
+        return 7
+
+    assert checkpoints.patiently(attempt) == 7
+    # Nothing replaces a file that cannot be read, because it may be intact.
+    writer = checkpoints.Writer(tmp_path, 3, {}, checkpoints.Run("job"), {})
+    writer.save(5, {"model.0000": np.ones(3)}, {})
+    writer.finish()
+    [aside] = tmp_path.glob("replaced-*")
+    assert (aside / path.name).is_symlink()
+    assert not path.is_symlink()
+
+
+#: The first attempt to list the checkpoints fails.
+AWAY = patched("""
+from training import checkpoints
+
+found, errors = checkpoints.found, [OSError(116, "Stale file handle")]
+
+def stale(folder):
+    if errors:
+        raise errors.pop()
+    return found(folder)
+
+checkpoints.found = stale
+""")
+
+
+def test_a_folder_that_cannot_be_read_is_tried_again_and_never_begun_anew(
+    early: Rank, start: Start, tmp_path: Path
+) -> None:
+    folder = tmp_path / "0/checkpoints"
+    shutil.copytree(early.folder / "checkpoints", folder)
+    [again] = run_gang(start, tmp_path, *EARLY, workers=1, script=AWAY)
+    assert "worker-0: resumed at step 33\n" in again.said()
+
+    (folder / "ckpt-900.npz").symlink_to("/proc/self/mem")
+    before = content(early.folder / "checkpoints")
+    for options in (EARLY, (*EARLY, "--resume=never")):
+        rank = start(tmp_path / "0", *options)
+        assert rank.end() == 2
+        reason = f"{folder}/ckpt-900.npz cannot be read: Input/output error: make it readable"
+        assert f"worker.py: error: worker-0 cannot start: {reason} and start " in rank.said()
+    (folder / "ckpt-900.npz").unlink()
+    assert content(folder) == before
+
+
 @pytest.mark.soak
 def test_first_weights_are_those_of_another_training(
     early: Rank, start: Start, tmp_path: Path
