@@ -54,6 +54,28 @@ def with_free_ports(inventory: Path, folder: Path) -> Path:
     return copy
 
 
+#: Compares the data sets of two workers, each of which keeps its part of every batch.
+ORDERS = """
+import pathlib, cifar10, mnist
+mnist.MNIST = pathlib.Path("/nowhere")
+labels = mnist.mnist_data()[1], cifar10.load("")[0][1]
+makers = lambda: mnist.mnist_dataset(600), lambda: cifar10.datasets("", 640)[0]
+for expected, make in zip(labels, makers):
+    one, other = ([n for _, batch in make().take(20) for n in batch.numpy()] for _ in range(2))
+    assert one == other
+    first, second = one[:len(expected)], one[len(expected):]
+    assert first != second, "each epoch has another order"
+    assert sorted(first) == sorted(second) == sorted(expected)
+"""
+
+
+@pytest.mark.tensorflow
+def test_workers_that_share_batches_read_the_same_order(start: Start, tmp_path: Path) -> None:
+    path = {"PYTHONPATH": f"{EXAMPLES}/mnist-fit:{EXAMPLES}/resnet56-cifar10"}
+    rank = start(tmp_path, script=ORDERS, variables=path)
+    assert rank.end() == 0, rank.said()
+
+
 @pytest.mark.tensorflow
 def test_mnist_fit_resumes_after_a_worker_was_killed(lab: Lab, tmp_path: Path) -> None:
     script, variables, arguments = given("mnist-fit")
