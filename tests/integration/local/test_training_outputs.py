@@ -538,6 +538,22 @@ def array_names(path: Path) -> list[str]:
 
 MODEL = "import tensorflow as tf\nK = tf.keras\ndef build_model(shape): return K.Sequential("
 GOOD = f"{MODEL}[K.Input(shape), K.layers.Flatten(), K.layers.Dense(10)])\n"
+SUBCLASSED = """
+import tensorflow as tf
+from training.keyed import Dropout
+
+def build_model():
+    return Own()
+
+class Own(tf.keras.Model):
+    def __init__(self, **options):
+        super().__init__(name="own", **options)
+        self.flat, self.dense = tf.keras.layers.Flatten(), tf.keras.layers.Dense(10)
+        self.drop = Dropout(0.3, stream=0)
+
+    def call(self, inputs, training=None):
+        x = self.flat(inputs)
+"""
 #: Modules for --model or --data, and their errors.
 MODULES: dict[str, tuple[str, str]] = {
     "data-none": ("x = 1", "has no function build_dataset()"),
@@ -577,12 +593,48 @@ MODULES: dict[str, tuple[str, str]] = {
         f"{GOOD}def loss(outputs): return outputs",
         "loss must be a function loss(labels, outputs)",
     ),
+    "model-subclassed-dropout": (
+        f"{SUBCLASSED}        x = self.drop(x, training=training)\n        return self.dense(x)\n",
+        "the subclassed model own uses training.keyed.Dropout, which can be replaced by Keras' own "
+        "only in a Sequential or functional model: change it, or use --export none",
+    ),
     "model-loss-value": (f"{GOOD}loss = 3", "loss must be a function loss(labels, outputs)"),
     "model-loss-mean": (
         f"{GOOD}loss = tf.keras.losses.SparseCategoricalCrossentropy()",
         "loss(labels, outputs) returns (), expected a float for each example: do not average over",
     ),
 }
+
+
+def served(folder: Path) -> tuple[int, int]:
+    model = tf.saved_model.load(str(folder))
+    return tuple(model.serve(np.zeros((7, 8, 8, 1), np.float32)).shape)
+
+
+def test_subclassed_models_are_exported_or_one_line(
+    start: Start, tf_python: str, tmp_path: Path
+) -> None:
+    dropping = f"{SUBCLASSED}        return self.dense(self.drop(x, training=training))\n"
+    plain = dropping.replace("self.drop = Dropout(0.3, stream=0)", "")
+    texts = {
+        "plain": plain.replace("self.drop(x, training=training)", "x"),
+        "dropping": dropping,
+        # Keras cannot save a layer with such an argument.
+        "unsaved": GOOD.replace("K.layers.Flatten()", "K.layers.Flatten(), Own(object())")
+        + "class Own(K.layers.Layer):\n"
+        "  def __init__(self, thing):\n    super().__init__()\n    self.thing = thing\n",
+    }
+    forms = {"plain": "both", "dropping": "none", "unsaved": "keras"}
+    ranks = {}
+    for name, text in texts.items():
+        (tmp_path / f"{name}.py").write_text(text)
+        options = [f"--model={tmp_path}/{name}.py", f"--export={forms[name]}", "--epochs=1"]
+        ranks[name] = start(tmp_path / name, *options)
+    codes = {name: rank.end() for name, rank in ranks.items()}
+    assert codes == {"plain": 0, "dropping": 0, "unsaved": 1}, [r.said() for r in ranks.values()]
+    assert call(tf_python, served, tmp_path / "plain/model/saved_model") == (7, 10)
+    assert "TrainingError: the model could not be written to model: " in ranks["unsaved"].said()
+    assert saved_steps(tmp_path / "unsaved/checkpoints") == [PER_EPOCH]
 
 
 def check_modules(folder: Path) -> str:
