@@ -53,6 +53,10 @@ class Run:
     #: replaces runs with earlier times, whatever their steps.
     fresh_start_at: int = 0
 
+    def is_new_of(self, job: str) -> bool:
+        """Return whether this is a new run (--resume never) that ``job`` started."""
+        return bool(self.fresh_start_at) and self.job == job
+
 
 #: Stands for the run of a checkpoint that cannot be read. No job has this id.
 _UNKNOWN = Run("?")

@@ -138,7 +138,7 @@ class Search:
                 # It may be the newest one, and intact.
                 refusal = checkpoints.cannot_be_read(path, error)
                 return _Candidate(Decision.REFUSE, None, refusal)
-            is_from_job = bool(found.run.fresh_start_at) and found.run.job == self.launch.job
+            is_from_job = found.run.is_new_of(self.launch.job)
             mismatch = found.mismatch(self.identity)
             decision = self._resumption.decide(
                 is_from_job=is_from_job, fits=not mismatch, is_writer=self._writes
