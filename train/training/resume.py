@@ -109,6 +109,15 @@ class Search:
             self.gang.part()
             raise ConfigError(f"{self.cluster.ranks[source]} cannot start: {taken['error']}")
         position = taken["position"]
+        # In later attempts, the first one has used it.
+        ignored = self.settings.init_from and position is not None and self.launch.attempt == 1
+        if ignored and self.cluster.is_chief:
+            own, other = candidate.checkpoint, f"the checkpoint of {self.cluster.ranks[source]}"
+            origin = own.path if own and source == self.cluster.place else other
+            warn(
+                f"--init-from is ignored: resuming from {origin}; use --resume never or another "
+                "--checkpoint-dir"
+            )
         if position is not None or self.settings.init_from:
             self.gang.share(self.state.variables, source)
         writer = None

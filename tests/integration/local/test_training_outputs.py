@@ -82,8 +82,12 @@ def test_an_early_end_is_an_end_also_for_a_resumed_run(
     early: Rank, start: Start, tmp_path: Path
 ) -> None:
     shutil.copytree(early.folder / "checkpoints", tmp_path / "0/checkpoints")
-    [again] = run_gang(start, tmp_path, *EARLY, workers=1)
+    [again] = run_gang(start, tmp_path, *EARLY, "--init-from=model.keras", workers=1)
     assert "worker-0: resumed at step 33\n" in again.said()
+    assert (
+        "warning: --init-from is ignored: resuming from checkpoints/ckpt-33.npz; use --resume "
+        "never or another --checkpoint-dir\n"
+    ) in again.said()
     assert "training" not in {record["phase"] for record in again.records()}
     assert again.weights() == early.weights()
     assert again.records()[-1]["metrics"] == early.records()[-1]["metrics"]
