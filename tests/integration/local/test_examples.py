@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import shlex
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -157,6 +159,22 @@ def test_jax_resumes_after_a_worker_was_killed(
     manifest = json.loads((lab.runs_dir / "jax/manifest.json").read_text())
     assert manifest["framework"] == "jax"
     assert set(manifest["versions"]) >= {"jax", "jaxlib", "keras"}
+
+
+def test_torch_ddp_chooses_its_gpu_before_the_processes_meet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch = MagicMock()
+    torch.distributed.init_process_group.side_effect = InterruptedError
+    for name in ("torch", "torch.distributed", "torch.nn.parallel", "torch.utils.data"):
+        monkeypatch.setitem(sys.modules, name, torch)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(sys, "argv", ["main.py"])
+    with pytest.raises(InterruptedError):
+        runpy.run_path(str(EXAMPLES / "torch-ddp/main.py"))
+    torch.device.assert_called_with("cuda", 1)
+    torch.cuda.set_device.assert_called_once_with(torch.device.return_value)
+    torch.distributed.init_process_group.assert_called_once_with("nccl")
 
 
 def test_a_restart_of_jax_after_the_last_step_completes(jax_python: str, tmp_path: Path) -> None:
