@@ -138,7 +138,7 @@ def test_evaluator_tests_the_checkpoints_it_sees(
     assert (last["phase"], last["metrics"]) == ("done", seen["metrics"])
 
 
-def tested(evaluator: Rank) -> list[int]:
+def steps_tested(evaluator: Rank) -> list[int]:
     """Return the steps of the checkpoints that an evaluator has tested."""
     records = evaluator.records()
     return [r["step"] for r in records if r["phase"] == "evaluating" and "step" in r]
@@ -153,7 +153,7 @@ def test_evaluator_goes_on_with_a_continued_run_and_ignores_other_networks(
     shared = f"--checkpoint-dir={folder}"
     linear = start(tmp_path / "linear", "--epochs=1", "--model=linear", "--export=none")
     further = start(tmp_path / "further", "--epochs=13", shared, variables=EVALUATOR)
-    wait_until(further, lambda: tested(further) == [105, 120, 132])
+    wait_until(further, lambda: steps_tested(further) == [105, 120, 132])
     assert linear.end() == 0
     shutil.copy(linear.folder / "checkpoints/ckpt-11.npz", other)
     ended = start(
@@ -161,8 +161,8 @@ def test_evaluator_goes_on_with_a_continued_run_and_ignores_other_networks(
     )
     run = start(tmp_path / "run", "--epochs=13", shared, "--export=none")
     assert [rank.end() for rank in (run, further, ended)] == [0, 0, 0], ended.said()
-    assert tested(further) == [105, 120, 132, 143]
-    assert tested(ended) == [105, 120, 132]
+    assert steps_tested(further) == [105, 120, 132, 143]
+    assert steps_tested(ended) == [105, 120, 132]
     reason = f"{other}/ckpt-11.npz was written with --model linear, not auto: "
     assert f"warning: ignoring {other}/ckpt-11.npz: {reason}" in ended.said()
 
@@ -177,7 +177,7 @@ def test_evaluator_of_a_new_run_ignores_what_it_replaces(
     evaluator.wait_for("waiting")
     run = start(tmp_path / "run", *options)
     assert [rank.end() for rank in (run, evaluator)] == [0, 0], evaluator.said()
-    assert tested(evaluator) == [11]
+    assert steps_tested(evaluator) == [11]
 
 
 def test_evaluator_without_a_checkpoint_waits_until_it_is_ended(
