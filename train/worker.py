@@ -71,7 +71,7 @@ def run(settings: Settings, progress: ProgressWriter | None = None) -> Results:
     if cluster.is_evaluator:
         from training.evaluator import evaluate_checkpoints
 
-        return evaluate_checkpoints(cluster.task, settings, progress)
+        return evaluate_checkpoints(cluster.task, settings, launch, progress)
     if cluster.is_server:
         from training.servers import serve
 

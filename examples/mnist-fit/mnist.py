@@ -26,7 +26,9 @@ def mnist_dataset(batch_size):
     x_train, y_train = mnist_data()
     return (
         tf.data.Dataset.from_tensor_slices((x_train, y_train))
-        .shuffle(len(x_train))
+        # With a seed: each worker reads all examples and keeps its part of every batch, so the
+        # order, which changes with each epoch, must be the same in all of them.
+        .shuffle(len(x_train), seed=0)
         .repeat()
         .batch(batch_size)
     )

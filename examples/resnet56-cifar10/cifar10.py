@@ -48,7 +48,10 @@ def normalize(image, label):
 def datasets(data_dir, batch_size):
     """Return endless training batches, their number per epoch, and the test batches."""
     (images, labels), test = load(data_dir)
-    train = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(len(images)).repeat()
+    train = tf.data.Dataset.from_tensor_slices((images, labels))
+    # With a seed: each worker reads all examples and keeps its part of every batch, so the order,
+    # which changes with each epoch, must be the same in all of them.
+    train = train.shuffle(len(images), seed=0).repeat()
     train = train.map(augment, tf.data.AUTOTUNE).map(normalize, tf.data.AUTOTUNE)
     test = tf.data.Dataset.from_tensor_slices(test).map(normalize, tf.data.AUTOTUNE)
     train, test = (

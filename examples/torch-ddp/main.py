@@ -17,9 +17,14 @@ parser.add_argument("--epochs", type=int, default=5)
 parser.add_argument("--batch-size", type=int, default=32, help="of each process")
 args = parser.parse_args()
 
-dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-rank, local_rank = dist.get_rank(), int(os.environ["LOCAL_RANK"])
-device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+device = torch.device("cpu")
+if torch.cuda.is_available():
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    # NCCL sends objects through the current GPU, which would otherwise be the same one, GPU 0, in
+    # all processes of a host.
+    torch.cuda.set_device(device)
+dist.init_process_group("gloo" if device.type == "cpu" else "nccl")
+rank = dist.get_rank()
 saved = Path(os.environ.get("TRAIN_CHECKPOINT_DIR", "checkpoints"), "snapshot.pt")
 
 

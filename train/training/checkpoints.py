@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import io
 import json
 import os
 import queue
@@ -16,11 +17,11 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from host.plain_text import note
@@ -29,12 +30,17 @@ from .cluster import TrainingError
 
 #: Numpy arrays by variable name.
 Arrays = dict[str, Any]
+T = TypeVar("T")
 
 _NAME = re.compile(r"ckpt-([0-9]+)\.npz")
 #: Prefix of the names of incomplete files, which no other process may use.
 UNFINISHED = "unfinished-"
 #: Prefix of the names of folders with checkpoints of runs that another run has replaced.
 REPLACED = "replaced-"
+#: Errors after which a file or folder may still be intact: nobody may conclude that it is damaged.
+UNREADABLE = (OSError, MemoryError)
+#: Seconds after which reading is tried again.
+PAUSES_S = (0.5, 2.0)
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,14 @@ class Run:
     #: Start time with ``--resume never``, in whole seconds of Unix time; otherwise 0. A run
     #: replaces runs with earlier times, whatever their steps.
     fresh_start_at: int = 0
+
+    def is_new_of(self, job: str) -> bool:
+        """Return whether this is a new run (--resume never) that ``job`` started."""
+        return bool(self.fresh_start_at) and self.job == job
+
+
+#: Stands for the run of a checkpoint that cannot be read. No job has this id.
+_UNKNOWN = Run("?")
 
 
 @dataclass(frozen=True)
@@ -108,24 +122,80 @@ def found(folder: Path) -> list[Path]:
     return sorted(paths, key=step_of, reverse=True)
 
 
+class _Content(io.FileIO):
+    """A file that keeps the error of a failed read, which zipfile may report as damage."""
+
+    failure: OSError | None = None
+
+    def readinto(self, buffer: Any) -> int | None:
+        try:
+            return super().readinto(buffer)
+        except OSError as error:
+            self.failure = error
+            raise
+
+    def readall(self) -> bytes:
+        try:
+            return super().readall()
+        except OSError as error:
+            self.failure = error
+            raise
+
+
 def read(path: Path, whole: bool = True) -> Checkpoint:
     """Return the checkpoint in a file; the arrays are read and verified only if ``whole``.
 
-    Raise FileNotFoundError if the file has been removed, and DamagedError if it cannot be used.
+    Raise FileNotFoundError if the file has been removed, DamagedError if its content cannot be
+    used, and one of UNREADABLE if it could not be read, so that its content is unknown.
     """
     try:
-        with np.load(path, allow_pickle=False) as loaded:
-            about = json.loads(bytes(loaded["about"]))
-            arrays = {n: loaded[n] for n in loaded.files if n != "about"} if whole else {}
-        if whole and digest(arrays.values()).hex() != about["sha256"]:
-            raise DamagedError("its SHA-256 does not match its arrays")
-        run = Run(about["job"], about["anew_at"])
-        same = {name: about[name] for name in ("step", "identity", "position", "final", "names")}
-        return Checkpoint(path, **same, run=run, arrays=arrays)
-    except (DamagedError, FileNotFoundError):
-        raise
-    except Exception as error:  # errors depend on which bits are damaged
-        raise DamagedError(str(error) or type(error).__name__) from None
+        content = _Content(path)
+    except IsADirectoryError as error:
+        raise DamagedError(str(error)) from None
+    with content:
+        try:
+            return _parse(path, io.BufferedReader(content), whole)
+        except (DamagedError, MemoryError):
+            raise
+        except Exception as error:  # errors depend on which bits are damaged
+            if content.failure is not None:
+                raise content.failure from None
+            raise DamagedError(str(error) or type(error).__name__) from None
+
+
+def _parse(path: Path, stream: io.BufferedReader, whole: bool) -> Checkpoint:
+    with stream, np.load(stream, allow_pickle=False) as loaded:
+        about = json.loads(bytes(loaded["about"]))
+        arrays = {n: loaded[n] for n in loaded.files if n != "about"} if whole else {}
+    if whole and digest(arrays.values()).hex() != about["sha256"]:
+        raise DamagedError("its SHA-256 does not match its arrays")
+    run = Run(about["job"], about["anew_at"])
+    same = {name: about[name] for name in ("step", "identity", "position", "final", "names")}
+    return Checkpoint(path, **same, run=run, arrays=arrays)
+
+
+def patiently(attempt: Callable[[], T]) -> T:
+    """Return the result of ``attempt``, which is tried again after an error of UNREADABLE.
+
+    A missing file is not such an error. Raise the last error.
+    """
+    for pause_s in PAUSES_S:
+        try:
+            return attempt()
+        except FileNotFoundError:
+            raise
+        except UNREADABLE:
+            time.sleep(pause_s)
+    return attempt()
+
+
+def cannot_be_read(path: Path, error: BaseException) -> str:
+    """Return a line about a file or folder that ``error``, one of UNREADABLE, has kept unread."""
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return (
+        f"{path.absolute()} cannot be read: {reason}: make it readable and start again, or use "
+        "another --checkpoint-dir"
+    )
 
 
 def warn(text: str) -> None:
@@ -148,9 +218,10 @@ def lock(folder: Path) -> bool:
 class Writer:
     """Writes a rank's checkpoints in a separate thread, and removes the oldest of its run.
 
-    The newest ``kept`` checkpoints of the run remain. Checkpoints of other runs are never removed;
-    if they are in the way, they are moved to a folder ``replaced-*``. ``names`` has the names of
-    the variables in the model, such as ``conv/kernel``, by their names in a checkpoint.
+    The newest ``kept`` checkpoints of the run remain. All others that are in the way, those of
+    other runs or of higher steps, are not removed but moved to a folder ``replaced-*``. ``names``
+    has the names of the variables in the model, such as ``conv/kernel``, by their names in a
+    checkpoint.
     """
 
     def __init__(
@@ -229,21 +300,29 @@ class Writer:
             os.fsync(descriptor)  # so that the new name survives a power failure
         finally:
             os.close(descriptor)
-        # Checkpoints of higher steps are from an attempt whose state this one could not see.
         paths = [path for path in found(self._folder) if self._run_of(path) == self._run]
         newer = [path for path in paths if step_of(path) > step]
-        for path in [*newer, *paths[len(newer) + self._kept :]]:
-            with suppress(OSError):  # a leftover does no harm to the new file
+        with suppress(OSError):  # a leftover does no harm to the new file
+            for path in newer:
+                # It is from an attempt whose state this one could not see. It may be intact: the
+                # folder may have been unmounted when this attempt began.
+                self._set_aside(path)
+                warn(f"{path} is of a later step than this run: moved to {self._aside}")
+        for path in paths[len(newer) + self._kept :]:
+            with suppress(OSError):
                 path.unlink()
 
     def _run_of(self, path: Path) -> Run | None:
-        """Return the run of a checkpoint, or None if the checkpoint is damaged or missing."""
-        with suppress(DamagedError, OSError):
+        """Return the run of a checkpoint: None if it is damaged or missing, _UNKNOWN if unread."""
+        try:
             return read(path, whole=False).run
-        return None
+        except (DamagedError, FileNotFoundError):
+            return None
+        except UNREADABLE:
+            return _UNKNOWN
 
     def _set_aside(self, path: Path) -> None:
-        """Move a checkpoint of another run out of the way."""
+        """Move a checkpoint out of the way."""
         if self._aside is None:
             name = f"{REPLACED}{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
             self._aside = self._folder / name

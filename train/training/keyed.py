@@ -159,9 +159,29 @@ def exportable(model: Any) -> Any:
     """Return a copy of a model with Keras' own Dropout, so that it can be loaded without this code.
 
     The weights are not copied. A model without a Dropout of this module is returned unchanged.
-    Raise ValueError for a subclassed model that has one.
+    Raise ValueError if ``check_exportable`` does.
     """
+    check_exportable(model)
     return _twin(model) if _has_dropout(model) else model
+
+
+def check_exportable(model: Any) -> None:
+    """Raise ValueError if a subclassed model, whose layers cannot be replaced, has a Dropout."""
+    if not _has_dropout(model) or isinstance(model, Dropout):
+        return
+    if is_subclassed(model):
+        raise ValueError(
+            f"the subclassed model {model.name} uses training.keyed.Dropout, which can be replaced "
+            "by Keras' own only in a Sequential or functional model"
+        )
+    for layer in model.layers:
+        check_exportable(layer)
+
+
+def is_subclassed(model: Any) -> bool:
+    """Return whether a model's layers are called by its own code, not by Keras."""
+    functional = tf.keras.Sequential.__base__
+    return not isinstance(model, functional)
 
 
 def _has_dropout(layer: Any) -> bool:

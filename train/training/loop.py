@@ -518,6 +518,9 @@ def export(task: Task, values: list[Any], folder: Path) -> None:
     try:
         # Built outside of the strategy, because all ranks would have to save the model itself.
         exportable = keyed.exportable(task.build_model())
+        if keyed.is_subclassed(exportable):
+            # Keras learns its inputs from a call, and does not export it before.
+            exportable(tf.zeros([1, *task.data.shape]), training=False)
         exportable.set_weights(values)
         folder.mkdir(parents=True, exist_ok=True)
         if form in ("keras", "both"):
@@ -530,6 +533,7 @@ def export(task: Task, values: list[Any], folder: Path) -> None:
             exportable.export(str(unfinished))
             shutil.rmtree(folder / "saved_model", ignore_errors=True)
             unfinished.rename(folder / "saved_model")
-    except (OSError, tf.errors.OpError) as error:
-        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+    except (OSError, tf.errors.OpError, ValueError, TypeError, NotImplementedError) as error:
+        # Keras raises the last three for a model that it cannot save.
+        reason = getattr(error, "strerror", None) or str(error).strip().partition("\n")[0]
         raise TrainingError(f"the model could not be written to {folder}: {reason}") from error

@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -75,7 +76,7 @@ class Search:
         """Derive fields from the options."""
         self._folder = self.settings.checkpoint_dir
         self._paths: list[Path] = []
-        #: Why this rank cannot write its files, if so.
+        #: Why this rank cannot read or write its files, if so.
         self._refusal = ""
         self._resumption = choose_resumption(self.settings.resume, self.launch.attempt)
         self._writes = self.cluster.is_chief or self.launch.copies
@@ -88,19 +89,20 @@ class Search:
         keeps none.
 
         Raise the same ConfigError in all ranks if the checkpoint does not match this run or is
-        beyond its last step, if it is required but missing, if another process writes to the
-        chief's folder, or if the chief cannot write its files for a reason other than a full disk.
+        beyond its last step, if it is required but missing, if a folder or checkpoint cannot be
+        read, if another process writes to the chief's folder, or if the chief cannot write its
+        files for a reason other than a full disk.
         """
         if self.cluster.is_chief:
             self._refusal = self._obstacle()
         if self._writes and not self._refusal:
-            for left in self._folder.glob(f"{checkpoints.UNFINISHED}*"):  # from a killed run
-                with suppress(OSError):
-                    left.unlink()
+            with suppress(OSError):
+                for left in self._folder.glob(f"{checkpoints.UNFINISHED}*"):  # from a killed run
+                    left.unlink(missing_ok=True)
         try:
-            self._paths = checkpoints.found(self._folder)
-        except OSError as error:
-            warn(f"checkpoints in {self._folder} cannot be read: {error.strerror}")
+            self._paths = checkpoints.patiently(lambda: checkpoints.found(self._folder))
+        except checkpoints.UNREADABLE as error:
+            self._refusal = self._refusal or checkpoints.cannot_be_read(self._folder, error)
         candidate, rows, source, taken = self._choose(whole=False)
         while "damaged" in taken:  # any file may be damaged by now
             candidate, rows, source, taken = self._choose(whole=True)
@@ -108,6 +110,15 @@ class Search:
             self.gang.part()
             raise ConfigError(f"{self.cluster.ranks[source]} cannot start: {taken['error']}")
         position = taken["position"]
+        # In later attempts, the first one has used it.
+        ignored = self.settings.init_from and position is not None and self.launch.attempt == 1
+        if ignored and self.cluster.is_chief:
+            own, other = candidate.checkpoint, f"the checkpoint of {self.cluster.ranks[source]}"
+            origin = own.path if own and source == self.cluster.place else other
+            warn(
+                f"--init-from is ignored: resuming from {origin}; use --resume never or another "
+                "--checkpoint-dir"
+            )
         if position is not None or self.settings.init_from:
             self.gang.share(self.state.variables, source)
         writer = None
@@ -142,13 +153,17 @@ class Search:
             return _Candidate(Decision.REFUSE, None, self._refusal)
         for path in list(self._paths):
             try:
-                found = checkpoints.read(path, whole)
+                found = checkpoints.patiently(partial(checkpoints.read, path, whole))
             except FileNotFoundError:
                 continue
             except DamagedError as error:
                 self._pass_over(path, str(error))
                 continue
-            is_from_job = bool(found.run.fresh_start_at) and found.run.job == self.launch.job
+            except checkpoints.UNREADABLE as error:
+                # It may be the newest one, and intact.
+                refusal = checkpoints.cannot_be_read(path, error)
+                return _Candidate(Decision.REFUSE, None, refusal)
+            is_from_job = found.run.is_new_of(self.launch.job)
             mismatch = found.mismatch(self.identity)
             decision = self._resumption.decide(
                 is_from_job=is_from_job, fits=not mismatch, is_writer=self._writes
@@ -193,8 +208,8 @@ class Search:
     def _take(self, candidate: _Candidate) -> dict[str, Any]:
         """Restore the checkpoint that this rank offered; return the message to the other ranks.
 
-        Return {} if it offered none. Raise ConfigError if it refuses its checkpoint, or if that has
-        more steps than this run.
+        Return {} if it offered none. Raise ConfigError if it refuses its checkpoint, cannot read
+        it, or if that has more steps than this run.
         """
         if candidate.decision is Decision.REFUSE:
             raise ConfigError(candidate.refusal)
@@ -202,10 +217,12 @@ class Search:
         if found is None or candidate.decision is Decision.START_OVER:
             return {}
         try:
-            arrays = checkpoints.read(found.path).arrays
+            arrays = checkpoints.patiently(lambda: checkpoints.read(found.path)).arrays
         except (DamagedError, FileNotFoundError) as error:
             self._pass_over(found.path, str(error))
             return {"damaged": True}
+        except checkpoints.UNREADABLE as error:
+            raise ConfigError(checkpoints.cannot_be_read(found.path, error)) from error
         epochs, per_epoch = self.settings.epochs, self.steps_per_epoch
         if found.step > epochs * per_epoch:
             least = -(-found.step // per_epoch)

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from . import data, models, user_module
+from . import data, keyed, models, user_module
 from .cluster import ConfigError
 from .data import images, published, synthetic, tf_examples, tfds
 from .data.arrays import ArraySplit, from_arrays, open_npz, scaled
@@ -81,8 +81,15 @@ class Task:
     def _check(self, model: Any) -> None:
         """Raise ConfigError if the model's outputs, or the user's loss or metrics, cannot be right.
 
-        Only their shapes are checked.
+        Only their shapes are checked. Raise it also if the model could not be exported at the end.
         """
+        if self.settings.export != "none":
+            try:
+                keyed.check_exportable(model)
+            except ValueError as error:
+                raise ConfigError(
+                    f"{self.model_name}: {error}: change it, or use --export none"
+                ) from error
         # Both errors would go unnoticed: TensorFlow broadcasts outputs, and averages a loss.
         # A subclassed model does not know the shape of its outputs.
         shape = getattr(model, "output_shape", None)

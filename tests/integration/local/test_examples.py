@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import shlex
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -52,6 +54,28 @@ def with_free_ports(inventory: Path, folder: Path) -> Path:
     text = re.sub(r"(?<=train_job_port: )\d+", lambda _: str(free_port()), inventory.read_text())
     copy.write_text(text)
     return copy
+
+
+#: Compares the data sets of two workers, each of which keeps its part of every batch.
+ORDERS = """
+import pathlib, cifar10, mnist
+mnist.MNIST = pathlib.Path("/nowhere")
+labels = mnist.mnist_data()[1], cifar10.load("")[0][1]
+makers = lambda: mnist.mnist_dataset(600), lambda: cifar10.datasets("", 640)[0]
+for expected, make in zip(labels, makers):
+    one, other = ([n for _, batch in make().take(20) for n in batch.numpy()] for _ in range(2))
+    assert one == other
+    first, second = one[:len(expected)], one[len(expected):]
+    assert first != second, "each epoch has another order"
+    assert sorted(first) == sorted(second) == sorted(expected)
+"""
+
+
+@pytest.mark.tensorflow
+def test_workers_that_share_batches_read_the_same_order(start: Start, tmp_path: Path) -> None:
+    path = {"PYTHONPATH": f"{EXAMPLES}/mnist-fit:{EXAMPLES}/resnet56-cifar10"}
+    rank = start(tmp_path, script=ORDERS, variables=path)
+    assert rank.end() == 0, rank.said()
 
 
 @pytest.mark.tensorflow
@@ -135,6 +159,22 @@ def test_jax_resumes_after_a_worker_was_killed(
     manifest = json.loads((lab.runs_dir / "jax/manifest.json").read_text())
     assert manifest["framework"] == "jax"
     assert set(manifest["versions"]) >= {"jax", "jaxlib", "keras"}
+
+
+def test_torch_ddp_chooses_its_gpu_before_the_processes_meet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch = MagicMock()
+    torch.distributed.init_process_group.side_effect = InterruptedError
+    for name in ("torch", "torch.distributed", "torch.nn.parallel", "torch.utils.data"):
+        monkeypatch.setitem(sys.modules, name, torch)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(sys, "argv", ["main.py"])
+    with pytest.raises(InterruptedError):
+        runpy.run_path(str(EXAMPLES / "torch-ddp/main.py"))
+    torch.device.assert_called_with("cuda", 1)
+    torch.cuda.set_device.assert_called_once_with(torch.device.return_value)
+    torch.distributed.init_process_group.assert_called_once_with("nccl")
 
 
 def test_a_restart_of_jax_after_the_last_step_completes(jax_python: str, tmp_path: Path) -> None:

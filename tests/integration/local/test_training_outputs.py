@@ -82,8 +82,12 @@ def test_an_early_end_is_an_end_also_for_a_resumed_run(
     early: Rank, start: Start, tmp_path: Path
 ) -> None:
     shutil.copytree(early.folder / "checkpoints", tmp_path / "0/checkpoints")
-    [again] = run_gang(start, tmp_path, *EARLY, workers=1)
+    [again] = run_gang(start, tmp_path, *EARLY, "--init-from=model.keras", workers=1)
     assert "worker-0: resumed at step 33\n" in again.said()
+    assert (
+        "warning: --init-from is ignored: resuming from checkpoints/ckpt-33.npz; use --resume "
+        "never or another --checkpoint-dir\n"
+    ) in again.said()
     assert "training" not in {record["phase"] for record in again.records()}
     assert again.weights() == early.weights()
     assert again.records()[-1]["metrics"] == early.records()[-1]["metrics"]
@@ -277,6 +281,80 @@ def test_whatever_fails_in_writing_a_checkpoint_blocks_nothing(tmp_path: Path) -
     assert values() == before
     assert saved_steps(folder) == [1, 2, 7]
     assert len(list(folder.iterdir())) == 3
+
+
+@inside
+def test_no_checkpoint_is_removed_by_an_attempt_that_could_not_see_it(tmp_path: Path) -> None:
+    run = checkpoints.Run("job")
+    for steps in ((1, 2, 3, 4), (2,)):
+        writer = checkpoints.Writer(tmp_path, 3, {}, run, {})
+        for step in steps:
+            writer.save(step, {"model.0000": np.full(3, step)}, {})
+        writer.finish()
+    assert saved_steps(tmp_path) == [2]
+    [aside] = tmp_path.glob("replaced-*")
+    assert saved_steps(aside) == [3, 4]
+    for step in (3, 4):
+        read = checkpoints.read(aside / f"ckpt-{step}.npz")
+        assert read.arrays["model.0000"].tolist() == [step] * 3
+
+
+@inside
+def test_what_cannot_be_read_is_not_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "ckpt-5.npz"
+    path.symlink_to("/proc/self/mem")  # reading its start is an I/O error
+    with pytest.raises(OSError, match="Input/output error"):
+        checkpoints.read(path)
+    checkpoints.PAUSES_S = (0.0, 0.0)
+    errors = [MemoryError(), OSError(5, "Input/output error")]
+
+    def attempt() -> int:
+        if errors:
+            raise errors.pop()
+        return 7
+
+    assert checkpoints.patiently(attempt) == 7
+    # Nothing replaces a file that cannot be read, because it may be intact.
+    writer = checkpoints.Writer(tmp_path, 3, {}, checkpoints.Run("job"), {})
+    writer.save(5, {"model.0000": np.ones(3)}, {})
+    writer.finish()
+    [aside] = tmp_path.glob("replaced-*")
+    assert (aside / path.name).is_symlink()
+    assert not path.is_symlink()
+
+
+#: The first attempt to list the checkpoints fails.
+AWAY = patched("""
+from training import checkpoints
+
+found, errors = checkpoints.found, [OSError(116, "Stale file handle")]
+
+def stale(folder):
+    if errors:
+        raise errors.pop()
+    return found(folder)
+
+checkpoints.found = stale
+""")
+
+
+def test_a_folder_that_cannot_be_read_is_tried_again_and_never_begun_anew(
+    early: Rank, start: Start, tmp_path: Path
+) -> None:
+    folder = tmp_path / "0/checkpoints"
+    shutil.copytree(early.folder / "checkpoints", folder)
+    [again] = run_gang(start, tmp_path, *EARLY, workers=1, script=AWAY)
+    assert "worker-0: resumed at step 33\n" in again.said()
+
+    (folder / "ckpt-900.npz").symlink_to("/proc/self/mem")
+    before = content(early.folder / "checkpoints")
+    for options in (EARLY, (*EARLY, "--resume=never")):
+        rank = start(tmp_path / "0", *options)
+        assert rank.end() == 2
+        reason = f"{folder}/ckpt-900.npz cannot be read: Input/output error: make it readable"
+        assert f"worker.py: error: worker-0 cannot start: {reason} and start " in rank.said()
+    (folder / "ckpt-900.npz").unlink()
+    assert content(folder) == before
 
 
 @pytest.mark.soak
@@ -479,6 +557,22 @@ def array_names(path: Path) -> list[str]:
 
 MODEL = "import tensorflow as tf\nK = tf.keras\ndef build_model(shape): return K.Sequential("
 GOOD = f"{MODEL}[K.Input(shape), K.layers.Flatten(), K.layers.Dense(10)])\n"
+SUBCLASSED = """
+import tensorflow as tf
+from training.keyed import Dropout
+
+def build_model():
+    return Own()
+
+class Own(tf.keras.Model):
+    def __init__(self, **options):
+        super().__init__(name="own", **options)
+        self.flat, self.dense = tf.keras.layers.Flatten(), tf.keras.layers.Dense(10)
+        self.drop = Dropout(0.3, stream=0)
+
+    def call(self, inputs, training=None):
+        x = self.flat(inputs)
+"""
 #: Modules for --model or --data, and their errors.
 MODULES: dict[str, tuple[str, str]] = {
     "data-none": ("x = 1", "has no function build_dataset()"),
@@ -518,12 +612,48 @@ MODULES: dict[str, tuple[str, str]] = {
         f"{GOOD}def loss(outputs): return outputs",
         "loss must be a function loss(labels, outputs)",
     ),
+    "model-subclassed-dropout": (
+        f"{SUBCLASSED}        x = self.drop(x, training=training)\n        return self.dense(x)\n",
+        "the subclassed model own uses training.keyed.Dropout, which can be replaced by Keras' own "
+        "only in a Sequential or functional model: change it, or use --export none",
+    ),
     "model-loss-value": (f"{GOOD}loss = 3", "loss must be a function loss(labels, outputs)"),
     "model-loss-mean": (
         f"{GOOD}loss = tf.keras.losses.SparseCategoricalCrossentropy()",
         "loss(labels, outputs) returns (), expected a float for each example: do not average over",
     ),
 }
+
+
+def served(folder: Path) -> tuple[int, int]:
+    model = tf.saved_model.load(str(folder))
+    return tuple(model.serve(np.zeros((7, 8, 8, 1), np.float32)).shape)
+
+
+def test_subclassed_models_are_exported_or_one_line(
+    start: Start, tf_python: str, tmp_path: Path
+) -> None:
+    dropping = f"{SUBCLASSED}        return self.dense(self.drop(x, training=training))\n"
+    plain = dropping.replace("self.drop = Dropout(0.3, stream=0)", "")
+    texts = {
+        "plain": plain.replace("self.drop(x, training=training)", "x"),
+        "dropping": dropping,
+        # Keras cannot save a layer with such an argument.
+        "unsaved": GOOD.replace("K.layers.Flatten()", "K.layers.Flatten(), Own(object())")
+        + "class Own(K.layers.Layer):\n"
+        "  def __init__(self, thing):\n    super().__init__()\n    self.thing = thing\n",
+    }
+    forms = {"plain": "both", "dropping": "none", "unsaved": "keras"}
+    ranks = {}
+    for name, text in texts.items():
+        (tmp_path / f"{name}.py").write_text(text)
+        options = [f"--model={tmp_path}/{name}.py", f"--export={forms[name]}", "--epochs=1"]
+        ranks[name] = start(tmp_path / name, *options)
+    codes = {name: rank.end() for name, rank in ranks.items()}
+    assert codes == {"plain": 0, "dropping": 0, "unsaved": 1}, [r.said() for r in ranks.values()]
+    assert call(tf_python, served, tmp_path / "plain/model/saved_model") == (7, 10)
+    assert "TrainingError: the model could not be written to model: " in ranks["unsaved"].said()
+    assert saved_steps(tmp_path / "unsaved/checkpoints") == [PER_EPOCH]
 
 
 def check_modules(folder: Path) -> str:

@@ -334,6 +334,31 @@ def test_npz_archives(tmp_path: Path) -> None:
     )
 
 
+@inside
+def test_only_images_of_bytes_are_scaled() -> None:
+    labels = np.array([0, 1])
+    #: The shape of the features in the data, by that of the user's array.
+    shapes = {
+        (2, 3, 4): (3, 4, 1),
+        (2, 3, 4, 3): (3, 4, 3),
+        (2, 1, 4, 3): (1, 4, 3),
+        (2, 5): (5,),
+        (2, 1, 5): (1, 5),
+        (2, 5, 1): (5, 1),
+        (2, 2, 3, 4, 3): (2, 3, 4, 3),
+    }
+    for given, shape in shapes.items():
+        bits = np.ones(given, np.uint8)
+        bits[1] = 0
+        found = arrays.from_arrays("own", (bits, labels), (bits, labels))
+        features, _ = fetch(found.train, 0, 1)
+        value = 1 / 255 if len(shape) == 3 else 1.0
+        assert found.shape == shape
+        assert features.dtype == np.float32
+        assert features[0] == pytest.approx(np.full(shape, value))
+        assert not features[1].any()
+
+
 class Split:
     """Examples that a user's own code fetches."""
 

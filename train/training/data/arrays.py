@@ -83,8 +83,9 @@ def from_arrays(name: str, train: Any, test: Any, *, classes: int | None = None)
 
     ``train`` and ``test`` are each one of these:
 
-    * a pair of arrays, features [n, ...] and labels [n, ...]. Features of uint8 keep their type
-      and get a channel axis if they are [n, height, width]; all others become float32. Labels of
+    * a pair of arrays, features [n, ...] and labels [n, ...]. Images keep the type uint8, in which
+      they are scaled later: features of uint8 [n, height, width, channels], or [n, height, width]
+      with several rows and columns, which get a channel axis. All others become float32. Labels of
       whole numbers [n] or [n, 1] are classes from 0, by default up to the highest; others are
       numbers;
     * a ``tf.data.Dataset`` of single examples (features, labels) with a known cardinality;
@@ -138,9 +139,9 @@ def _arrays(what: str, value: Any) -> tuple[Any, Any]:
         raise DataError(f"{what}: {len(features)} features, but {len(labels)} labels")
     if features.ndim == 1:
         raise DataError(f"{what}: features must have the shape [n, ...]; reshape [n] to [n, 1]")
-    if features.dtype == np.uint8 and features.ndim == 3:
+    if features.dtype == np.uint8 and features.ndim == 3 and min(features.shape[1:]) > 1:
         features = features[..., np.newaxis]
-    if features.dtype != np.uint8:
+    if features.dtype != np.uint8 or features.ndim != 4:  # small numbers are not always pixels
         features = features.astype(np.float32, copy=False)
     if labels.dtype.kind == "f":
         return features, labels.astype(np.float32, copy=False)
