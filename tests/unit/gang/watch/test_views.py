@@ -135,8 +135,8 @@ def test_an_error_of_tensorflow_about_the_ranks_own_work_is_its_own(
         ("RuntimeError: Connection reset by peer", True),
         (
             "torch.distributed.DistBackendError: [3] is setting up NCCL communicator and "
-            "retrieving ncclUniqueId from [0] via c10d key-value store by key '0', but store->get('0') got "
-            "error: Connection reset by peer. This may indicate a possible application crash",
+            "retrieving ncclUniqueId from [0] via c10d key-value store by key '0', but "
+            "store->get('0') got error: Connection reset by peer. This may indicate a possible application crash",
             True,
         ),
         ("RuntimeError: Rank 1 successfully reached monitoredBarrier, but received errors", True),
