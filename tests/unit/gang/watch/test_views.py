@@ -136,7 +136,7 @@ def test_an_error_of_tensorflow_about_the_ranks_own_work_is_its_own(
         (
             "torch.distributed.DistBackendError: [3] is setting up NCCL communicator and "
             "retrieving ncclUniqueId from [0] via c10d key-value store by key '0', but "
-            "store->get('0') got error: Connection reset by peer. This may indicate a possible application crash",
+            "store->get('0') got error: Connection reset by peer. This may indicate a crash",
             True,
         ),
         ("RuntimeError: Rank 1 successfully reached monitoredBarrier, but received errors", True),
