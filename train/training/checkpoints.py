@@ -325,6 +325,7 @@ class Writer:
         """Move a checkpoint out of the way."""
         if self._aside is None:
             name = f"{REPLACED}{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-            self._aside = self._folder / name
-            self._aside.mkdir()
+            aside = self._folder / name
+            aside.mkdir()
+            self._aside = aside
         path.rename(self._aside / path.name)

@@ -51,6 +51,10 @@ class _Folder:
         return []
 
 
+#: What must be the same for a checkpoint to be tested.
+_MATTERS = ("data", "model", "data_sha256", "normalize", "precision", "ema")
+
+
 def _stamp(path: Path) -> tuple[int, int]:
     about = path.stat()
     return about.st_ino, about.st_mtime_ns
@@ -67,9 +71,10 @@ def evaluate_checkpoints(
     test, if there was one.
     """
     newest, folder = Results(task_name), _Folder(settings.checkpoint_dir)
+    before = frozenset(map(_stamp, folder.listed()))
     resumption = choose_resumption(settings.resume, launch.attempt)
     if resumption is Resumption.NONE:
-        folder = _Folder(folder.path, frozenset(map(_stamp, folder.listed())))
+        folder = _Folder(folder.path, before)
 
     def end(*_: object) -> NoReturn:
         try:
@@ -97,7 +102,8 @@ def evaluate_checkpoints(
     model = task.build_model()
     strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
     test = make_evaluation(strategy, model, task, AT_ONCE)
-    identity = {**settings.identity, "data_sha256": task.data.fingerprint}
+    known = {**settings.identity, "data_sha256": task.data.fingerprint}
+    identity = {name: known[name] for name in _MATTERS}
     last_step, done = settings.epochs * task.steps_per_epoch, -1
     while True:
         paths = folder.listed()
@@ -131,7 +137,8 @@ def evaluate_checkpoints(
             line = metrics_line(metrics)
             note(f"checkpoint of step {checkpoint.step}: {line}", sys.stdout)
             # An earlier run may have ended with this checkpoint, and be continued by this one.
-            over = checkpoint.step >= last_step or checkpoint.position.get("early")
+            is_new = _stamp(path) not in before
+            over = is_new or checkpoint.step >= last_step or checkpoint.position.get("early")
             if checkpoint.final and over and path == paths[0]:
                 return newest
         time.sleep(POLL_S)

@@ -318,6 +318,8 @@ class Loop:
     def _finish(self) -> Results:
         """Check that all ranks have the same weights, save the model, and return the results."""
         position = self.position
+        if not position.metrics:  # it resumed at its last step, before any test
+            position.metrics = self.evaluate()
         self._check_test_loss()  # that of a checkpoint, if no step was left
         values, metrics = self.state.model_values(), position.metrics
         if self.settings.patience and position.best_step is not None:

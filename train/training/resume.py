@@ -286,9 +286,11 @@ class Search:
 def _write_error(folder: Path) -> str:
     """Return why no files can be written to a folder, or ''; create it if it does not exist.
 
-    A full disk does not count, because it may have space when it is needed.
+    A full disk does not count, because it may have space when it is needed, nor does a stale
+    handle of NFS.
     """
-    probe = folder / f"{checkpoints.UNFINISHED}{secrets.token_hex(4)}"
+    # Other ranks delete unfinished checkpoints in a shared folder.
+    probe = folder / f".probe-{secrets.token_hex(4)}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -296,7 +298,8 @@ def _write_error(folder: Path) -> str:
         finally:
             probe.unlink(missing_ok=True)
     except OSError as error:
-        return "" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or str(error)
+        may_pass = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ESTALE)
+        return "" if may_pass else error.strerror or str(error)
     return ""
 
 

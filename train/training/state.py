@@ -71,9 +71,12 @@ class TrainingState:
         return dict(zip(self._by_name, arrays, strict=True))
 
     def not_finite(self, arrays: Arrays) -> str:
-        """Return the name of the first variable with NaN or infinity in a snapshot, or ''."""
+        """Return the name of the first weight with NaN or infinity in a snapshot, or ''.
+
+        Constants, such as the mask of an attention, may be infinite.
+        """
         for name, variable in self._by_name.items():
-            if variable.dtype.is_floating:
+            if variable.dtype.is_floating and variable.trainable:
                 array = _in_own_type(variable, arrays[name])
                 if not np.isfinite(array).all():
                     return self.layer_names.get(name, name)

@@ -147,6 +147,20 @@ def test_a_checkpoint_beyond_the_last_step_is_refused(start: Start, tmp_path: Pa
     assert "worker-0: resumed at step 30\n" in again.said()
 
 
+def test_a_run_that_resumes_at_its_last_step_is_tested(start: Start, tmp_path: Path) -> None:
+    """The checkpoint may have been written before any test."""
+    every = ("--evaluate-every=0", "--checkpoint-every=11")
+    run_gang(start, tmp_path, *LINEAR, *every, "--epochs=2", workers=1)
+    (tmp_path / "0/checkpoints/ckpt-22.npz").unlink()
+    shutil.rmtree(tmp_path / "0/model")
+    [rank] = run_gang(start, tmp_path, *LINEAR, *every, "--epochs=1", workers=1)
+    assert "worker-0: resumed at step 11\n" in rank.said()
+    last = rank.records()[-1]
+    assert (last["phase"], last["step"]) == ("done", 11)
+    assert last["metrics"]["test_accuracy"] > 0
+    assert list((tmp_path / "0/model").iterdir())
+
+
 def write_images(*folders: Path) -> None:
     """Write four images of each of two classes, for training and for tests."""
     for folder in folders:

@@ -141,7 +141,7 @@ def _arrays(what: str, value: Any) -> tuple[Any, Any]:
         raise DataError(f"{what}: features must have the shape [n, ...]; reshape [n] to [n, 1]")
     if features.dtype == np.uint8 and features.ndim == 3 and min(features.shape[1:]) > 1:
         features = features[..., np.newaxis]
-    if features.dtype != np.uint8 or features.ndim != 4:  # small numbers are not always pixels
+    if features.dtype != np.uint8 or features.ndim < 4:  # small numbers are not always pixels
         features = features.astype(np.float32, copy=False)
     if labels.dtype.kind == "f":
         return features, labels.astype(np.float32, copy=False)

@@ -85,7 +85,7 @@ def open_tfds(name: str, folder: Path, *, download: bool, image_size: int) -> Da
         if not fixed:
             features = tf.image.resize(tf.cast(features, tf.float32), shape[:2], antialias=True)
             features = tf.clip_by_value(features * tf.constant(1 / 255), 0.0, 1.0)
-        if len(shape) == 3:
+        if len(shape) >= 3:
             features = scaled(features)
         return tf.ensure_shape(tf.cast(features, tf.float32), shape), label
 
