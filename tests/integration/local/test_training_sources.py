@@ -352,7 +352,7 @@ def test_only_images_of_bytes_are_scaled() -> None:
         bits[1] = 0
         found = arrays.from_arrays("own", (bits, labels), (bits, labels))
         features, _ = fetch(found.train, 0, 1)
-        value = 1 / 255 if len(shape) == 3 else 1.0
+        value = 1 / 255 if len(shape) >= 3 else 1.0  # of images, and of videos
         assert found.shape == shape
         assert features.dtype == np.float32
         assert features[0] == pytest.approx(np.full(shape, value))
