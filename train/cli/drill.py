@@ -172,7 +172,8 @@ def _follow(fault: str, job: Job, become: bool) -> Row:
             if injection.outcome.result("rank_fault")["skipped_because"]:
                 break
     if injection is None:
-        return replace(row, error="the job ended before the fault could be injected")
+        why = job.result.message.partition("\n")[0] if job.result else "it took too long"
+        return replace(row, error=f"the job ended before the fault could be injected: {why}")
     while not injection.wait(1.0):
         pass
     outcome = injection.close()

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -217,6 +216,20 @@ for step in range(200 if first else 0):
 """
 
 
+#: Runs a drill with a script in place of the training program.
+DRILL = """
+import sys
+from train.cli import drill, main
+
+drill.WORKER = sys.argv[1]
+sys.exit(main.main(sys.argv[2:]))
+"""
+
+
+def drilled(script: str, *words: str) -> subprocess.CompletedProcess[str]:
+    return run(sys.executable, "-c", DRILL, script, *words)
+
+
 def test_the_program_takes_the_drills_arguments() -> None:
     command = (sys.executable, str(WORKER), "--check", *drill.ARGUMENTS)
     done = run(*command, env=clean_environment())
@@ -226,8 +239,7 @@ def test_the_program_takes_the_drills_arguments() -> None:
 def test_it_tells_what_became_of_a_killed_rank(local_lab: Labs, tmp_path: Path) -> None:
     lab = local_lab()
     script = write_script(tmp_path, STEPS)
-    variables: dict[str, Any] = {"train_job_script": script, "train_job_max_restarts": 2}
-    done = train(*lab.words("drill", "--fault", "kill", **variables))
+    done = drilled(script, *lab.words("drill", "--fault", "kill", train_job_max_restarts=2))
     assert done.returncode == 0, done.stdout + done.stderr
     row = r"kill +worker-1 on worker1 +[0-9.]+ s +yes +nothing +step 20 +ok"
     assert re.search(row, done.stdout), done.stdout
@@ -239,10 +251,9 @@ def test_it_tells_what_became_of_a_killed_rank(local_lab: Labs, tmp_path: Path) 
 def test_ssh_is_stopped_by_root_and_the_job_does_not_mind(
     ssh_lab: Labs, testbed: Testbed, tmp_path: Path
 ) -> None:
-    variables = {"train_job_script": write_script(tmp_path, STEPS)}
-    variables |= {"train_job_python": "/usr/bin/python3"}
+    script, python = write_script(tmp_path, STEPS), {"train_job_python": "/usr/bin/python3"}
     lab = ssh_lab(worker=2)
-    done = train(*lab.words("drill", "--fault", "ssh", "--fault-become", **variables))
+    done = drilled(script, *lab.words("drill", "--fault", "ssh", "--fault-become", **python))
     assert done.returncode == 0, done.stdout + done.stderr
     (row,) = [line.split() for line in done.stdout.splitlines() if line.startswith("ssh  ")]
     assert row == ["ssh", "worker-1", "on", "worker1", "-", "-", "nothing", "-", "ok"]
