@@ -216,7 +216,7 @@ for step in range(200 if first else 0):
 """
 
 
-#: Runs a drill with a script in place of the training program.
+#: Runs a drill with a script instead of the training program.
 DRILL = """
 import sys
 from train.cli import drill, main
