@@ -148,7 +148,7 @@ def test_an_automatic_restart_keeps_the_size_of_the_job(
     groups = {"chief": [], "worker": workers, "spare": []}
     later = {"attempt": 2, "job": "night", "runs_dir": str(tmp_path), "min_workers": least}
     if chosen is None:
-        words = rf"the inventory has {len(workers)} of the job's 2 workers: use .* restart night"
+        words = rf"the inventory has {len(workers)} of the job's 2 workers: use .* restart .*night"
         with pytest.raises(UserError, match=words):
             choose({}, **later, groups=groups, automatic=True)
         return
